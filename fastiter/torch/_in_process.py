@@ -28,7 +28,6 @@ from fastiter.torch._state import (
     Resume,
     begin_fetching,
     other_workers,
-    program_state,
     state_of,
 )
 from fastiter.torch._worker import Request
@@ -173,7 +172,7 @@ class InProcessIterator(LoaderIterator):
     def _dataset_state(self) -> dict[str, Any]:
         return state_of(0, self._dataset_kind, self._fetcher, self._dataset)
 
-    def state_dict(self) -> dict[str, Any]:
+    def _own_state(self) -> dict[str, Any]:
         works = self._plans.works()  # of a batch that an interrupt has left
         state = works[0] if works and self._is_stateful else self._dataset_state()
         return {
@@ -183,5 +182,4 @@ class InProcessIterator(LoaderIterator):
             "fetcher_state": state["fetcher_state"],
             "dataset_state": state["dataset_state"],
             "_iterator_finished": self._finished,
-            **program_state(self._draws_globally),
         }

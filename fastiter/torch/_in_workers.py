@@ -24,7 +24,7 @@ from fastiter.torch._collate import collate_of, converter_for
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._pinned import pinned_slots
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans
-from fastiter.torch._state import Resume, hold_state, other_workers, program_state
+from fastiter.torch._state import Resume, hold_state, other_workers
 from fastiter.torch._worker import LoaderJob, Reply
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class WorkersIterator(LoaderIterator):
             },
         }
 
-    def state_dict(self) -> dict[str, Any]:
+    def _own_state(self) -> dict[str, Any]:
         progress = self._plans.progress
         snapshot = progress.snapshot
         if not self._takes_snapshots:
@@ -305,7 +305,6 @@ class WorkersIterator(LoaderIterator):
             "_steps_since_snapshot": n_steps,
             "_keys_since_snapshot": n_keys if n_steps else 0,
             "_iterator_finished": self._finished,
-            **program_state(self._draws_globally),
         }
 
     # ---- end

@@ -25,6 +25,7 @@ from fastiter.torch._state import (
     epoch_of,
     generators_of,
     is_torchs,
+    program_state,
     set_states,
     states_of,
 )
@@ -205,6 +206,10 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch that was delivered last."""
+        return {**self._own_state(), **program_state(self._draws_globally)}
+
+    def _own_state(self) -> dict[str, Any]:
+        """The state without that of the program."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -218,7 +223,9 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
     def __del__(self) -> None:
         if not sys.is_finalizing():
             with contextlib.suppress(Exception):  # not even begun
-                self._kept.state = self.state_dict()
+                # The program's would wait for ever for the lock of torch's generator, if it is
+                # within a call of that one that a garbage collection has come to here.
+                self._kept.state = self._own_state()
             self.close()
 
     # ---- state

@@ -9,6 +9,8 @@ import json
 import multiprocessing
 import pickle
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -595,3 +597,29 @@ def test_batches_outlive_the_loader():
     del loader
     gc.collect()
     assert torch.equal(torch.cat([batch[0] for batch in batches]), torch.arange(46))
+
+
+DROPPED = """
+import gc
+import torch
+from fastiter.torch import DataLoader
+
+for workers in (0, 1):
+    loader = DataLoader(range(60), 4, shuffle=True, num_workers=workers)
+    iterator = iter(loader)
+    next(iterator)
+    iterator.itself, iterator = iterator, None
+    draw, former = torch.default_generator.get_state, gc.get_threshold()
+    gc.set_threshold(1)
+    states = [draw(), draw()]
+    gc.set_threshold(*former)
+    gc.collect()
+    print(loader.state_dict()["_rank"])
+"""
+
+
+def test_the_garbage_collector_may_drop_an_iteration_within_torchs_generator():
+    """`get_state` holds the generator's lock while it makes a tensor, which may collect garbage."""
+    command = [sys.executable, "-c", DROPPED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("0\n0\n", 0), done.stderr
