@@ -252,3 +252,60 @@ def test_a_handler_amid_next_may_look_save_and_no_more(make, tmp_path):
         signal.signal(signal.SIGUSR1, before)
     assert len(refused) == 3 and all("inside another call" in text for text in refused)
     assert next(iterator) == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGALRM"])
+def test_a_storm_of_interrupts_while_workers_start(output_of, number):
+    """The program catches each and goes on: no batch and no worker is lost, and Ctrl-C works."""
+    out = output_of(f"""
+        import multiprocessing, signal, subprocess, sys, warnings
+        from examples_of import Blocks
+        from fastiter import MultiprocessIterator
+        from outside import descriptors
+
+        number, most = signal.{number}, 30
+
+        def handler(_, frame):
+            global count
+            while frame is not None and frame.f_code is not take.__code__:
+                frame = frame.f_back
+            if frame is not None and count < most:
+                count += 1
+                raise KeyboardInterrupt
+
+        def take():
+            got.append([int(x[0]) for x in next(iterator)])
+
+        # Of what is raised in a callback of the interpreter, or while a file is open.
+        sys.unraisablehook = lambda _: None
+        warnings.simplefilter("ignore", ResourceWarning)
+        signal.signal(number, handler)
+        if number == signal.SIGINT:
+            storm = subprocess.Popen(["sh", "-c", "while kill -INT $PPID; do sleep 0.001; done"])
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0013)
+        before = None
+        for turn in range(15):
+            iterator = MultiprocessIterator(
+                Blocks(60, 1), 4, n_processes=2, shuffle=False, context="fork"
+            )
+            got, count = [], 0
+            while len(got) < 3:
+                try:
+                    take()
+                except KeyboardInterrupt:
+                    pass
+            assert got == [[4 * n + row for row in range(4)] for n in range(3)], got
+            assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            iterator.finalize()
+            assert not multiprocessing.active_children()
+            before = before or len(descriptors())
+            assert len(descriptors()) == before
+            print(turn)
+        if number == signal.SIGINT:
+            storm.kill()
+            storm.wait()
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        """)
+    assert out.split() == [str(turn) for turn in range(15)]
