@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from fastiter._fetch.dataset_access import epochs_of, is_stateful
 from fastiter.torch._state import drawn_from, state_if_any
@@ -209,6 +209,9 @@ class Keys:
         self._batches, self._begin, self._rows = sampler, begin, rows
         self._cuts = type(sampler) is BatchSampler
         self._sampler: Any = drawn_from(sampler)
+        self._ranks = 1, 0
+        if type(self._sampler) is DistributedSampler:  # each rank takes every n-th key
+            self._ranks = self._sampler.num_replicas, self._sampler.rank
         self._source: Any
         if self._cuts and _has_order(self._sampler):
             self._source = OrderKeys(self._sampler)
@@ -277,6 +280,16 @@ class Keys:
         if not self._cuts:
             keys = keys[0]
         return number, first, size, keys if self._rows is None else _named(keys, self._rows)
+
+    def places(self, first: int, keys: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """For each example of a batch with these keys, which has `first` keys before it: the number
+        of its key in the epoch, of all ranks together, and its number in that key. How the keys are
+        cut into batches makes no difference."""
+        n_ranks, rank = self._ranks
+        rows = np.arange(len(keys) if hasattr(keys, "__len__") else 1, dtype=np.int64)
+        if self._cuts:
+            return (first + rows) * n_ranks + rank, np.zeros_like(rows)
+        return np.full_like(rows, first * n_ranks + rank), rows
 
     def _size(self) -> int:
         """The keys of the next batch."""

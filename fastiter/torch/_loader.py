@@ -73,7 +73,8 @@ persistent_workers, pin_memory_device, in_order
     seed_examples : bool, optional
         Whether `random`, NumPy's and torch's global generators are seeded for each example, by the
         epoch and the place of the example in it. A dataset with random transforms then gives the
-        same examples with any number of workers, and after resuming. A dataset that fetches
+        same examples with any number of workers, and after resuming, also with another batch size
+        or another number of ranks of torch's `DistributedSampler`. A dataset that fetches
         batches by ``__getitems__`` is called with generators seeded for each batch.
 
     Raises

@@ -105,8 +105,7 @@ class Plans(TurnPlanQueue):
         asks_schema = self.n_schemas > state.n_schemas
         seeds = None
         if self.example_seed is not None:
-            n_rows = len(keys) if hasattr(keys, "__len__") else 1
-            seeds = seeds_of(self.example_seed, number + 1, n_rows)
+            seeds = seeds_of(self.example_seed, self.keys.places(first, keys))
         state = state._replace(
             position=number + 1, last_worker=worker, n_made=n_made, n_keys=first + size, size=size
         )

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fastiter._fetch.seeded import SeededExamples
 from fastiter._order.permutation import example_seeds
 
 
-def seeds_of(example_seed: tuple[int, int], batch: int, n_rows: int) -> bytes:
-    """The seeds of a batch's examples: by seed and number of the epoch, the number of the batch in
-    it, from 1, and that of the example in the batch."""
-    rows = np.arange(n_rows, dtype=np.int64)
-    return example_seeds(example_seed, np.full(n_rows, batch, np.int64), rows).tobytes()
+def seeds_of(
+    example_seed: tuple[int, int], places: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+) -> bytes:
+    """The seeds of a batch's examples: by seed and number of the epoch, and `Keys.places`."""
+    return example_seeds(example_seed, *places).tobytes()
 
 
 class Seeded(SeededExamples):

@@ -9,8 +9,10 @@ import json
 import math
 import os
 import pickle
+import random
 import sys
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -236,6 +238,80 @@ def test_another_number_of_ranks_after_an_epoch():
         state = loader.state_dict()
         again = ranks(10, after, 2)[1]
         assert rest_of(again, state) == [values(batch) for batch in ranks(10, after, 2)[1]]
+
+
+# ---- random numbers of the examples --------------------------------------------------------------
+
+
+class Drawing(torch_data.Dataset):
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return index, random.random(), np.random.rand(), float(torch.rand(()))
+
+
+def alone(example):
+    return [example]
+
+
+def drawing(size, workers, rank=0, num_replicas=1):
+    torch.manual_seed(5)
+    return DataLoader(
+        Drawing(),
+        size,
+        sampler=torch_data.DistributedSampler(range(N), num_replicas, rank),
+        num_workers=workers,
+        seed_examples=True,
+        collate_fn=list if size else alone,
+    )
+
+
+def drawn(loader, count=None):
+    return flat(itertools.islice(loader, count))
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 2), (2, 1)])
+def test_other_batches_have_the_same_random_numbers(before, after):
+    whole = drawn(drawing(8, 0))
+    assert len({number for _, *numbers in whole for number in numbers}) == 3 * N
+    for size in (12, 3, None):
+        loader = drawing(8, before)
+        first = drawn(loader, 5)
+        again = drawing(size, after)
+        again.load_state_dict(by_json(loader.state_dict()))
+        assert first + drawn(again) == whole
+
+
+def test_other_ranks_have_the_same_random_numbers():
+    whole = drawn(drawing(8, 0))
+    for n_ranks, now in ((1, 2), (2, 4), (3, 2)):
+        loaders = [drawing(4, 0, rank, n_ranks) for rank in range(n_ranks)]
+        first = in_turn([drawn(loader, 6) for loader in loaders])
+        others = [drawing(4, 1, rank, now) for rank in range(now)]
+        for loader in others:
+            loader.load_state_dict(loaders[0].state_dict())
+        assert first + in_turn([drawn(loader) for loader in others]) == whole
+
+
+def test_batches_of_a_batch_sampler_have_their_own_random_numbers():
+    def make(workers):
+        torch.manual_seed(5)
+        return DataLoader(
+            Drawing(),
+            batch_sampler=Pairs(),
+            num_workers=workers,
+            seed_examples=True,
+            collate_fn=list,
+        )
+
+    whole = drawn(make(0))
+    assert len({number for _, *numbers in whole for number in numbers}) == 3 * N
+    loader = make(2)
+    first = drawn(loader, 5)
+    again = make(1)
+    again.load_state_dict(loader.state_dict())
+    assert first + drawn(again) == whole
 
 
 # ---- what is refused -----------------------------------------------------------------------------
