@@ -8,7 +8,9 @@ rows of all steps and ranks, one after another.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import importlib.util
 import itertools
 import random
 import signal
@@ -143,38 +145,81 @@ def of_fastiter(kind: str, how: Settings, state: Any) -> Made:
     return made
 
 
-def _torch_loader(dataset: Any, how: Settings, state: Any, **arguments: Any) -> Made:
-    from torchdata.stateful_dataloader import StatefulDataLoader
+def shard_stream() -> Any:
+    """A stream of torch's whose workers take shards in turn, with a state of its own."""
+    from torch.utils.data import IterableDataset, get_worker_info
 
-    workers: dict[str, Any] = {}
-    if how.workers:
-        workers = {"prefetch_factor": how.prefetch, "multiprocessing_context": how.context}
-    loader: Any = StatefulDataLoader(
-        dataset,
-        how.batch_size,
-        num_workers=how.workers,
-        collate_fn=as_list,
-        **workers,
-        **arguments,
-    )
-    if state is not None:
-        loader.load_state_dict(state)
-    return [(iter(loader), loader.state_dict)]
+    class ShardStream(IterableDataset[int]):
+        n_given = 0
+
+        def __reduce__(self) -> Any:
+            return shard_stream, ()
+
+        def __iter__(self) -> Iterator[int]:
+            info = get_worker_info()
+            shards = SHARDS if info is None else SHARDS[info.id :: info.num_workers]
+            rows = itertools.chain.from_iterable(map(shard_rows, shards))
+            for row in itertools.islice(rows, self.n_given, None):
+                self.n_given += 1
+                yield row
+            self.n_given = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"n_given": self.n_given}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.n_given = state["n_given"]
+
+    return ShardStream()
+
+
+def of_fastiter_torch(kind: str, how: Settings, state: Any) -> Made:
+    if importlib.util.find_spec("torch") is None:
+        raise Missing("torch")
+    from fastiter.torch import DataLoader
+
+    return _torch_loaders(DataLoader, kind, how, state, seed_examples=kind == KINDS[1])
 
 
 def of_torchdata(kind: str, how: Settings, state: Any) -> Made:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return _torch_loaders(StatefulDataLoader, kind, how, state)
+
+
+def _torch_loaders(make: Any, kind: str, how: Settings, state: Any, **arguments: Any) -> Made:
     import torch
     from torch.utils.data import DistributedSampler
 
-    if kind not in ("map", "global random numbers"):
+    if kind not in ("map", "global random numbers", "stream"):
         raise Missing(kind)
-    dataset = Rows(draws=kind != "map")
+    if kind == "stream" and how.ranks > 1:
+        raise Missing("ranks")  # of a stream, which the dataset itself would have to divide
+    if how.workers:
+        arguments = {
+            "prefetch_factor": how.prefetch,
+            "multiprocessing_context": how.context,
+            **arguments,
+        }
     made: Made = []
     for rank in range(how.ranks):
         torch.manual_seed(0)
         random.seed(0)
-        sampler = DistributedSampler(dataset, how.ranks, rank, seed=0)  # type: ignore[var-annotated]
-        made += _torch_loader(dataset, how, state, sampler=sampler)
+        dataset, sampler = shard_stream(), None
+        if kind != "stream":
+            dataset = Rows(draws=kind != "map")
+            sampler = DistributedSampler(dataset, how.ranks, rank, seed=0)
+        loader = make(
+            dataset,
+            how.batch_size,
+            sampler=sampler,
+            num_workers=how.workers,
+            collate_fn=as_list,
+            **arguments,
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        made.append((iter(loader), loader.state_dict))
     return made
 
 
@@ -265,20 +310,27 @@ def of_grain(kind: str, how: Settings, state: Any) -> Made:
 
 LIBRARIES: dict[str, tuple[str, Callable[[str, Settings, Any], Made]]] = {
     "fastiter": ("fastiter-loader", of_fastiter),
+    "fastiter.torch.DataLoader": ("fastiter-loader", of_fastiter_torch),
     "torchdata StatefulDataLoader": ("torchdata", of_torchdata),
     "Grain": ("grain", of_grain),
     "Hugging Face datasets": ("datasets", of_datasets),
 }
 
 
-def _rows(made: Made, steps: int) -> list[Any]:
-    """The rows of the next steps, of all ranks."""
-    rows = []
+def _take(made: Made, rows: list[Any], steps: int) -> None:
+    """Add the rows of the next steps, of all ranks."""
     for _ in range(steps):
         for batches, _ in made:
             batch = next(batches)
             rows += batch if isinstance(batch, list) else _plain(batch)
-    return rows
+
+
+def _take_epoch(made: Made, rows: list[Any]) -> None:
+    """Add the rows up to the end of the epoch, also of a run that goes on then."""
+    with contextlib.suppress(StopIteration):
+        while len(rows) < N:
+            _take(made, rows, 1)
+    del rows[N:]
 
 
 def _plain(batch: Any) -> list[Any]:
@@ -289,25 +341,27 @@ def _plain(batch: Any) -> list[Any]:
 
 def cell(make: Callable[..., Made], kind: str, change: str) -> str:
     """Whether the rows stay the same."""
+    expected: list[Any] = []
+    rows: list[Any] = []
     try:
-        expected = _rows(make(kind, Settings(), None), 20)
-        first = make(kind, Settings(), None)
-        rows = _rows(first, BEFORE)
-        state = first[0][1]()
-        del first
-        rows += _rows(make(kind, CHANGES[change], state), AFTER)
+        _take_epoch(make(kind, Settings(), None), expected)
+        made = make(kind, Settings(), None)
+        _take(made, rows, BEFORE)
+        state = made[0][1]()
+        del made
+        made = make(kind, CHANGES[change], state)
+        _take(made, rows, AFTER)
+        if rows == expected[: len(rows)]:
+            return "same"
+        if sorted(rows) == sorted(expected[: len(rows)]):
+            return "same rows"  # in another order
+        _take_epoch(made, rows)
+        return "each once" if sorted(rows) == sorted(expected) else "differs"
     except Missing:
         return "-"
     except (Exception, StopIteration) as error:
         print(f"{kind}, {change}: {type(error).__name__}: {error!s:.300}", file=sys.stderr)
         return "hangs" if isinstance(error, TimeoutError) else "error"
-    if rows == expected[: len(rows)]:
-        return "same"
-    if sorted(rows) == sorted(expected[: len(rows)]):
-        return "same rows"  # in another order
-    if kind == "length buckets" and len({*rows}) == len(rows):
-        return "each once"
-    return "differs"
 
 
 def _end(signum: int, frame: Any) -> None:
@@ -328,7 +382,7 @@ def main() -> None:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             version = "this tree"
-            if name != "fastiter":
+            if package != "fastiter-loader":
                 continue
         for kind in KINDS:
             found = []

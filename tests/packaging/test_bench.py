@@ -22,6 +22,7 @@ sys.path.append(str(TOP))  # last: it may hold a fastiter that is not built, bes
 from bench.__main__ import micro_jobs  # noqa: E402
 from bench.harness import micro, micro_runner, render  # noqa: E402
 from bench.harness.verify import Verifier, WrongContent  # noqa: E402
+from bench.jobs import exact  # noqa: E402
 
 BATCH = 4
 N = 16
@@ -301,6 +302,58 @@ def test_a_missing_peer_is_skipped_and_a_failing_one_told():
     slices.close()
     assert refused["a"] == ["skipped", "ImportError: no such library"]
     assert refused["b"][0] == "FAILED"
+
+
+class Resumed:
+    """A loader of 240 numbers in batches, as `exact` runs it, that errs when it goes on."""
+
+    def __init__(self, wrong):
+        self.wrong = wrong
+
+    def __call__(self, kind, how, state):
+        rows = list(range(exact.N))
+        if state is not None:
+            rows = self.wrong(rows, state)
+        self.place = 0
+        return [(self.batches(rows, how.batch_size), lambda: self.place)]
+
+    def batches(self, rows, size):
+        for start in range(0, len(rows), size):
+            self.place += size
+            yield rows[start : start + size]
+
+
+RESUMES = {
+    "same": lambda rows, place: rows[place:],
+    "same rows": lambda rows, place: [*rows[place : place + 32][::-1], *rows[place + 32 :]],
+    "each once": lambda rows, place: rows[place:][::-1],
+    "differs": lambda rows, place: rows[place + 1 :],
+}
+
+
+@pytest.mark.parametrize("verdict", RESUMES)
+def test_what_a_resumed_run_is_said_to_do(verdict):
+    assert exact.cell(Resumed(RESUMES[verdict]), "map", "nothing") == verdict
+
+
+def test_a_resumed_run_that_repeats_rows_or_raises():
+    assert exact.cell(Resumed(lambda rows, place: rows[place - 1 :]), "map", "nothing") == "differs"
+    assert exact.cell(Resumed(lambda rows, place: rows[999]), "map", "nothing") == "error"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "verdict"),
+    [
+        ("map", "batch size", "same"),
+        ("map", "ranks", "same rows"),
+        ("global random numbers", "no workers", "same"),
+        ("stream", "workers", "error"),
+        ("mixture", "nothing", "-"),
+    ],
+)
+def test_the_torch_loader_is_exact_or_refuses(kind, change, verdict):
+    pytest.importorskip("torch", reason="torch is not installed")
+    assert exact.cell(exact.of_fastiter_torch, kind, change) == verdict
 
 
 def changed(document, factor, name="fastiter.mp", **facts):
