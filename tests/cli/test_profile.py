@@ -220,7 +220,7 @@ def test_padding_and_json(folder: Path) -> None:
         ("no_such_file.py:x", "there is no file no_such_file.py"),
         ("some_data:nope", "some_data has no 'nope'; it has"),
         ("some_data:nothing", "is empty: its length is 0"),
-        ("some_data:needs", "raised TypeError"),
+        ("some_data:needs", "some_data:needs needs argument: give these defaults"),
         ("some_data:number", "is int, which is no dataset"),
         ("json.py:x", "cannot be imported as 'json': that is another module"),
     ],
