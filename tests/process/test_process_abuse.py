@@ -281,7 +281,10 @@ def test_a_storm_of_interrupts_while_workers_start(output_of, number):
         warnings.simplefilter("ignore", ResourceWarning)
         signal.signal(number, handler)
         if number == signal.SIGINT:
-            storm = subprocess.Popen(["sh", "-c", "while kill -INT $PPID; do sleep 0.001; done"])
+            # It ends when this program has, and holds none of its streams.
+            command = ["sh", "-c", "while kill -INT $PPID; do sleep 0.001; done"]
+            streams = dict.fromkeys(["stdout", "stderr"], subprocess.DEVNULL)
+            storm = subprocess.Popen(command, **streams)
         else:
             signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0013)
         before = None
