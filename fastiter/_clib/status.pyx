@@ -1,6 +1,7 @@
 """Statuses of the C library as exceptions, its constants, what it tells of time, memory and the
 parent process, and what a fork needs."""
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport ENOMEM
@@ -197,6 +198,7 @@ cdef void restore_handlers() noexcept nogil:
             sigaction(number, &handlers[number], NULL)
 
 
+@cython.final
 cdef class HandlersDeferred:
     """A block in which no Python handler of a signal runs. Signals that come meanwhile, to whatever
     thread, are handled at its end.
