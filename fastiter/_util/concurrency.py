@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -23,8 +24,9 @@ class WeakObjects(Generic[T]):
         self._references: dict[int, weakref.ref[T]] = {}
 
     def add(self, item: T) -> None:
-        key, references = id(item), self._references
-        references[key] = weakref.ref(item, lambda reference: references.pop(key, None))
+        # A callback without bytecode: an interrupt that came in one would be lost.
+        forget = functools.partial(self._references.pop, id(item))
+        self._references[id(item)] = weakref.ref(item, forget)
 
     def __iter__(self) -> Iterator[T]:
         # A single step: no other thread runs and nothing is collected meanwhile.
