@@ -8,7 +8,7 @@ from libc.errno cimport EBADF, EFBIG, EINVAL, ENOMEM
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
-from posix.unistd cimport close
+from posix.unistd cimport _exit, close
 
 from fastiter._clib.csrc cimport *
 from fastiter._clib.status cimport check
@@ -238,7 +238,12 @@ cdef class WorkerRing:
         Another address after `heap_take`, with the same bytes: one that was given out before stays
         good as far as it reached.
         """
-        self.arena.reach(self.claim.slot, max(bytes, <uint64_t>1))
+        cdef int rc = fi_slot_reach(&self.arena.ring, self.claim.slot, max(bytes, <uint64_t>1))
+        if rc == EBADF:
+            # The dataset has closed the descriptors. What is not mapped cannot even take an error;
+            # but the program replaces a worker that ends, and has its rows fetched again.
+            _exit(1)
+        check(rc, "mapping a batch", bytes)
         return fi_slot_payload(self.worker.ring, self.claim.slot)
 
     cdef char *place(self, uint64_t offset) noexcept:
