@@ -286,8 +286,11 @@ def test_other_batches_have_the_same_random_numbers(before, after):
 def test_other_ranks_have_the_same_random_numbers():
     whole = drawn(drawing(8, 0))
     for n_ranks, now in ((1, 2), (2, 4), (3, 2)):
-        loaders = [drawing(4, 0, rank, n_ranks) for rank in range(n_ranks)]
-        first = in_turn([drawn(loader, 6) for loader in loaders])
+        loaders, parts = [], []
+        for rank in range(n_ranks):
+            loaders.append(drawing(4, 0, rank, n_ranks))
+            parts.append(drawn(loaders[-1], 6))  # before another is made: each has the same seed
+        first = in_turn(parts)
         others = [drawing(4, 1, rank, now) for rank in range(now)]
         for loader in others:
             loader.load_state_dict(loaders[0].state_dict())
