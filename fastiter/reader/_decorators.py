@@ -40,12 +40,10 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
     """
     require_readers((reader,))
     try:
-        size = int(batch_size)  # also of a str, as Paddle accepts them
+        batch_size = int(batch_size)  # also a str or a fraction, as Paddle accepts them
     except (TypeError, ValueError, OverflowError) as error:
         raise type(error)(f"batch_size must be an integer, not {batch_size!r}: {error}") from None
-    if not isinstance(batch_size, str) and size != batch_size:
-        raise ValueError(f"batch_size must be an integer, not {batch_size!r}")
-    batch_size = checked_count("batch_size", size, minimum=1)
+    batch_size = checked_count("batch_size", batch_size, minimum=1)
     return partial(_batch, reader, batch_size, bool(drop_last))
 
 
