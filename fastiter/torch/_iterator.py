@@ -58,7 +58,6 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
 
     _plans: Plans  # made by the subclass
     _sampler_iter: Any
-    _key_states: list[str] | None  # of the generators at the first key, if not as at the start
     _dataset: Any
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
@@ -82,8 +81,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
         self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
         self._sampler_iter = self._keys_of(resume and resume.main)
         if resume is not None:
-            self._key_states = resume.main["_key_states"]
-            set_states(self._generators, self._key_states or [])
+            set_states(self._generators, resume.main["_key_states"] or [])
             self._sampler_iter.load(resume.main, resume.is_finished, self._is_iterable)
         self._kept = loader._kept
         self._example_seed = (self._base_seed, 0) if loader.seed_examples else None
@@ -104,16 +102,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
 
     def _keys_of(self, main: dict[str, Any] | None) -> Keys:
         iterator, rows = self._sampler_iter, epoch_rows(self._dataset)
-        self._key_states = None
-        former = [generator.get_state() for generator in self._generators]
-
-        def begin() -> None:
-            # Without workers the program may have drawn numbers between iter() and next().
-            now = (generator.get_state() for generator in self._generators)
-            if not all(map(torch.equal, former, now)):
-                self._key_states = states_of(self._generators)
-
-        return Keys(self._index_sampler, iterator, begin, main, rows)
+        return Keys(self._index_sampler, iterator, self._generators, main, rows)
 
     def _facts_of(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
         """What is known of the epoch when it begins. Samplers that are not torch's may take long to
@@ -238,7 +227,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
             "_IterableDataset_len_called": self._IterableDataset_len_called,
             "_shared_seed": self._shared_seed,
             "_generator_states": self._generator_states,
-            "_key_states": self._key_states,
+            "_key_states": keys.generator_states,
             "_has_begun": keys.has_begun,
             "_sampler_epoch": self._sampler_epoch,
             "_base_seed": self._base_seed,

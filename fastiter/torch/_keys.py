@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from fastiter._fetch.dataset_access import epochs_of, is_stateful
-from fastiter.torch._state import drawn_from, state_if_any
+from fastiter.torch._state import drawn_from, state_if_any, states_of
 
 if TYPE_CHECKING:
     from fastiter._fetch.epoch_rows import EpochRows
@@ -187,8 +187,8 @@ class Keys:
     Parameters
     ----------
     sampler, iterator : what the loader draws from, and its iterator.
-    begin : callable
-        Called before the first key is drawn.
+    generators : list of torch.Generator
+        What the sampler may draw from.
     main : dict, optional
         What `state` has returned, if the iteration goes on from there. Batches that were delivered
         before are left out.
@@ -202,11 +202,14 @@ class Keys:
         self,
         sampler: Any,
         iterator: Iterator[Any],
-        begin: Callable[[], None],
+        generators: list[torch.Generator],
         main: dict[str, Any] | None = None,
         rows: EpochRows | None = None,
     ) -> None:
-        self._batches, self._begin, self._rows = sampler, begin, rows
+        self._batches, self._generators, self._rows = sampler, generators, rows
+        self._former = [generator.get_state() for generator in generators]
+        #: of the generators at the first key, if not as at the start
+        self.generator_states: list[str] | None = None if main is None else main["_key_states"]
         self._cuts = type(sampler) is BatchSampler
         self._sampler: Any = drawn_from(sampler)
         self._ranks = 1, 0
@@ -232,6 +235,12 @@ class Keys:
         self.n_states = 0  #: of the batches drawn last, how many have their states kept for `state`
         self._states: dict[int, dict[str, Any]] = {}  # by the number of keys before
         self.cutter: Any = None  #: has the size of the next batch: the batch sampler, as a rule
+
+    def _begin(self) -> None:
+        # Without workers the program may have drawn numbers between iter() and next().
+        now = (generator.get_state() for generator in self._generators)
+        if not all(map(torch.equal, self._former, now)):
+            self.generator_states = states_of(self._generators)
 
     def load(self, main: dict[str, Any], is_finished: bool, is_endless: bool) -> None:
         """Go on to where the sampler was, now: it draws its seed with its first key, and what is
