@@ -85,7 +85,9 @@ def run(source: str, tmp_path: Path) -> str:
 
 def skip_without_packages(program: Program) -> None:
     for package in OTHERS:
-        is_imported = re.search(rf"^(import|from) {package}\b", program.source, re.MULTILINE)
+        # fastiter.torch needs torch; fastiter.datasets does not need datasets.
+        name = rf"(?:fastiter\.)?{package}" if package == "torch" else package
+        is_imported = re.search(rf"^(import|from) {name}\b", program.source, re.MULTILINE)
         if is_imported and importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
 
