@@ -106,6 +106,12 @@ int fi_shm_open(uint64_t bytes, int *fd)
     return rc;
 }
 
+uint64_t fi_shm_file(int fd)
+{
+    struct stat status;
+    return fstat(fd, &status) == 0 ? (uint64_t)status.st_ino * 0x9E3779B97F4A7C15u ^ (uint64_t)status.st_dev : 0;
+}
+
 uint64_t fi_shm_allocated(int fd)
 {
     struct stat status;

@@ -57,6 +57,17 @@ int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total
     return rc;
 }
 
+bool fi_ring_has_file(const fi_ring *ring)
+{
+    return fi_shm_file(ring->fd) == ring->file;
+}
+
+void fi_ring_decommit(const fi_ring *ring, uint64_t offset, uint64_t bytes)
+{
+    if (fi_ring_has_file(ring))
+        fi_shm_decommit(ring->fd, offset, bytes);
+}
+
 int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event)
 {
     layout at;
@@ -73,6 +84,7 @@ int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int f
         .geometry = *geometry,
         .base = b,
         .fd = fd,
+        .file = fi_shm_file(fd),
         .event = event,
         .board = (fi_board *)b,
         .map = (_Atomic uint32_t *)(b + at.map),
@@ -120,6 +132,8 @@ int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint6
         *have = ring->geometry.slot_bytes;
         return FI_E_FULL;
     }
+    if (!fi_ring_has_file(ring))
+        return EBADF;
     bytes = fi_align_up(bytes, FI_PAGE);
     int rc = fi_shm_commit(ring->fd, fi_slot_place(ring, slot) + committed, bytes - committed, need,
                            have);

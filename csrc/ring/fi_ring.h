@@ -165,6 +165,7 @@ typedef struct fi_ring {
     fi_geometry geometry;
     char *base;
     int fd;
+    uint64_t file; /* fi_shm_file of it */
     int event; /* write end of the parent's bell */
     fi_board *board;
     _Atomic uint32_t *map; /* slot of sequence q at q % S */
@@ -189,6 +190,10 @@ typedef struct fi_ring {
 int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total);
 /* `base` is where the control area is mapped. Allocates; ENOMEM. */
 int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event);
+/* Whether `fd` is still that of the segment: the program may have closed it, and opened another file. */
+bool fi_ring_has_file(const fi_ring *ring);
+/* Gives pages of the segment back, unless the descriptor is gone. */
+void fi_ring_decommit(const fi_ring *ring, uint64_t offset, uint64_t bytes);
 /* Unmaps what is mapped of slots, but not the control area. */
 void fi_ring_detach(fi_ring *ring);
 

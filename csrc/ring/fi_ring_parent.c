@@ -101,7 +101,7 @@ void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes)
     /* First the numbers: they must never count pages that are gone. No other process uses the slot. */
     parent->slot[slot].committed = keep;
     fi_store_relaxed(&ring->slots[slot].committed, keep);
-    fi_shm_decommit(ring->fd, fi_slot_place(ring, slot) + keep, committed - keep);
+    fi_ring_decommit(ring, fi_slot_place(ring, slot) + keep, committed - keep);
 }
 
 /* ---- schedule ------------------------------------------------------------------------------ */

@@ -20,6 +20,8 @@ int fi_slot_map(const fi_ring *ring, uint32_t slot, uint64_t bytes)
         return FI_E_RANGE;
     while (window_bytes(ring, i) < bytes)
         i++;
+    if (!fi_ring_has_file(ring))
+        return EBADF;
     int rc = fi_shm_map(ring->fd, fi_slot_place(ring, slot), window_bytes(ring, i), false, &address);
     if (rc != FI_OK)
         return rc == ENOMEM ? FI_E_SPACE : rc;
@@ -124,7 +126,7 @@ static void give_back(const fi_ring *ring, file_range *range, uint64_t start, ui
 {
     if (start != range->end) {
         if (range->end > range->start)
-            fi_shm_decommit(ring->fd, range->start, range->end - range->start);
+            fi_ring_decommit(ring, range->start, range->end - range->start);
         range->start = start;
     }
     range->end = end;
@@ -136,7 +138,7 @@ static void give_back_pages(const fi_ring *ring, const void *start, const void *
     uint64_t from = fi_align_up((uint64_t)((const char *)start - ring->base), FI_PAGE);
     uint64_t to = (uint64_t)((const char *)end - ring->base) / FI_PAGE * FI_PAGE;
     if (from < to)
-        fi_shm_decommit(ring->fd, from, to - from);
+        fi_ring_decommit(ring, from, to - from);
 }
 
 /* The ring needs the slot no more. Returns how many bytes of it others may need. */

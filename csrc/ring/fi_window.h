@@ -13,7 +13,7 @@
 #define FI_LEAST_WINDOW ((uint64_t)1 << 20)
 
 /* Maps `bytes` of the slot at least. FI_E_SPACE: there is no address space; EBADF: the descriptor is
- * closed. By fi_slot_reach. */
+ * closed, or that of another file. By fi_slot_reach. */
 int fi_slot_map(const fi_ring *ring, uint32_t slot, uint64_t bytes);
 /* Sees to it that the slot is mapped up to `bytes`. One thread at a time in each process. */
 static inline int fi_slot_reach(const fi_ring *ring, uint32_t slot, uint64_t bytes)

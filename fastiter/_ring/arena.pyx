@@ -232,6 +232,12 @@ cdef class WorkerRing:
         """Makes `next` answer "stop" once the worker has no slot."""
         self.worker.leave = True
 
+    cdef void check_descriptor(self, int rc) noexcept:
+        """Ends a worker whose dataset has closed the descriptors. What has no memory cannot even take
+        an error; but the program replaces a worker that ends, and has its rows fetched again."""
+        if rc == EBADF:
+            _exit(1)
+
     cdef char *payload(self, uint64_t bytes) except NULL:
         """The current slot, mapped up to `bytes` at least.
 
@@ -239,10 +245,7 @@ cdef class WorkerRing:
         good as far as it reached.
         """
         cdef int rc = fi_slot_reach(&self.arena.ring, self.claim.slot, max(bytes, <uint64_t>1))
-        if rc == EBADF:
-            # The dataset has closed the descriptors. What is not mapped cannot even take an error;
-            # but the program replaces a worker that ends, and has its rows fetched again.
-            _exit(1)
+        self.check_descriptor(rc)
         check(rc, "mapping a batch", bytes)
         return fi_slot_payload(self.worker.ring, self.claim.slot)
 
@@ -260,6 +263,7 @@ cdef class WorkerRing:
         cdef uint64_t offset = 0, need = 0, have = 0
         cdef int rc
         rc = fi_heap_take(self.worker.ring, self.claim.slot, bytes, &offset, &need, &have)
+        self.check_descriptor(rc)
         check(rc, "memory for an example", need, have)
         fi_worker_stat_count(self.stat, 0, bytes, 0)
         return offset

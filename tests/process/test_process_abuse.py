@@ -122,6 +122,25 @@ def test_a_worker_that_has_lost_its_descriptors(make):
     assert not any(map(is_alive, pids))
 
 
+def test_a_worker_whose_descriptors_are_those_of_another_file(make, tmp_path):
+    """What the dataset opens by the number of the shared memory is never mapped in its place."""
+    other = tmp_path / "other"
+    other.write_bytes(b"x" * (8 << 20))
+
+    class Reopens(Blocks):
+        def __getitem__(self, index):
+            if index == 10:
+                os.closerange(3, 1000)
+                self.kept = [os.open(other, os.O_RDWR) for _ in range(100)]
+            return super().__getitem__(index)
+
+    iterator = make(Reopens(40, 1), 4)
+    taken(iterator, 12)
+    iterator.finalize()
+    # Its first bytes may be those of a bell, which is rung by the number, too.
+    assert other.read_bytes()[4096:] == b"x" * ((8 << 20) - 4096)
+
+
 def test_a_worker_that_becomes_another_program(make, tmp_path):
     class Executes(Blocks):
         def __getitem__(self, index):
