@@ -13,6 +13,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
+from fastiter._fetch.file_signs import Sign, another_file, sign_of
+
 _UNKNOWN = -1
 _VARINT_BYTES = 10
 # Types of the compact protocol.
@@ -22,8 +24,7 @@ _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _ST
 class FileFacts(NamedTuple):
     """What tells a file from one that was written in its place later."""
 
-    size: int
-    mtime_ns: int
+    sign: Sign
     footer: bytes  # a digest of its metadata, which hold the schema and where all pages are
 
 
@@ -40,9 +41,8 @@ class NullCounts(NamedTuple):
 
 def facts_of(file: BinaryIO) -> FileFacts:
     """The facts of an open file; `ValueError` if it does not end as a Parquet file."""
-    stat = os.fstat(file.fileno())
-    digest = hashlib.blake2b(_footer(file, stat.st_size), digest_size=16).digest()
-    return FileFacts(stat.st_size, stat.st_mtime_ns, digest)
+    sign = sign_of(file.fileno())
+    return FileFacts(sign, hashlib.blake2b(_footer(file, sign.size), digest_size=16).digest())
 
 
 def _footer(file: BinaryIO, size: int) -> bytes:
@@ -62,8 +62,8 @@ def open_again(path: str, facts: FileFacts, metadata: Any) -> tuple[Any, FileFac
     import pyarrow.parquet as parquet
 
     file = parquet.ParquetFile(path, memory_map=True, pre_buffer=False, metadata=metadata)
-    stat = os.stat(path)  # after it was opened: one that takes its place later does not matter
-    if (stat.st_size, stat.st_mtime_ns) != facts[:2]:
+    # After it was opened: one that takes its place later does not matter.
+    if sign_of(path) != facts.sign:
         with open(path, "rb") as opened:
             facts = checked_facts(path, opened, facts)
     return file, facts
@@ -76,10 +76,8 @@ def checked_facts(path: str, file: BinaryIO, before: FileFacts | None) -> FileFa
         facts = facts_of(file)
     except ValueError as error:
         raise ValueError(f"{path} is no complete Parquet file: {error}") from error
-    if before is not None and (facts.size, facts.footer) != (before.size, before.footer):
-        raise ValueError(
-            f"{path} was written anew since the dataset was made: make the dataset again"
-        )
+    if before is not None and (facts.sign.size, facts.footer) != (before.sign.size, before.footer):
+        raise another_file(path, "its size or its metadata differ")
     return facts
 
 

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from fastiter._fetch import arrow_types, parquet_files, row_groups
 from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
+from fastiter._fetch.file_signs import another_file
 from fastiter._fetch.row_groups import RowGroups
 from fastiter._util.arguments import checked_choice
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
-from fastiter.datasets._arrow_paths import Paths, another_file, checked_paths
+from fastiter.datasets._arrow_paths import Paths, checked_paths
 
 __all__ = ["ArrowDataset"]
 

@@ -11,15 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastiter._fetch import arrow_types
+from fastiter._fetch.file_signs import Sign, check_same, sign_of
 from fastiter._fetch.token_rows import KINDS, TokenSource
-from fastiter.datasets._arrow_paths import (
-    SUFFIXES,
-    Sign,
-    check_once,
-    check_same,
-    checked_paths,
-    sign_of,
-)
+from fastiter.datasets._arrow_paths import SUFFIXES, check_once, checked_paths
 from fastiter.datasets.arrow_dataset import open_table
 
 Array = npt.NDArray[Any]

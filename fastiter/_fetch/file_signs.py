@@ -1,0 +1,37 @@
+"""Whether a file is the one that it was when a dataset was made."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import NamedTuple
+
+
+class Sign(NamedTuple):
+    """What tells a file from one that was written in its place."""
+
+    size: int
+    mtime_ns: int
+    machine: str  #: on which others may have copies
+
+
+def sign_of(path: str | int) -> Sign:
+    """The sign of a file, by its path or a descriptor."""
+    found = os.stat(path)
+    return Sign(found.st_size, found.st_mtime_ns, platform.node())
+
+
+def check_same(path: str, before: Sign) -> None:
+    """Raise ValueError unless a file is the one that it was."""
+    now = sign_of(path)
+    if now == before or (now.machine != before.machine and now.size == before.size):
+        return
+    raise another_file(path, f"it has {now.size} bytes, and had {before.size}, or was written anew")
+
+
+def another_file(path: str, difference: str) -> ValueError:
+    """The error of a file that is not the one that it was."""
+    return ValueError(
+        f"{path} is another file than when the dataset was made: {difference}; make the dataset "
+        "again"
+    )
