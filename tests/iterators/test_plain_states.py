@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import multiprocessing
-import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from support.grid_kinds import Gated
+from support.transports import TRANSPORTS
 
 from fastiter import (
     BlockShuffleOrderSampler,
@@ -37,21 +36,6 @@ ITERATORS: dict[str, Any] = {
     "serial": SerialIterator,
     "threads": functools.partial(MultithreadIterator, n_threads=2),
     "processes": functools.partial(MultiprocessIterator, n_processes=1, context="fork"),
-}
-
-
-def through_torch(state: Any) -> Any:
-    torch = pytest.importorskip("torch")
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)
-
-
-TRANSPORTS: dict[str, Callable[[Any], Any]] = {
-    "json": lambda state: json.loads(json.dumps(state, allow_nan=False)),
-    "pickle": lambda state: pickle.loads(pickle.dumps(state)),
-    "torch": through_torch,
 }
 
 

@@ -177,6 +177,19 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
+def in_child(function: Callable[[], Any]) -> int:
+    """Runs `function` in a forked child; its exit status is 0 if that returned True."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        signal.alarm(int(HANG))
+        try:
+            status = 0 if function() is True else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 @contextlib.contextmanager
 def later(action: Callable[[], Any]) -> Iterator[threading.Thread]:
     """Runs `action` in a thread beside the body, and raises here what it raised there."""

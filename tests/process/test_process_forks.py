@@ -14,7 +14,7 @@ import time
 
 import pytest
 from examples_of import Blocks
-from outside import HANG, is_alive, later, pids_of, run_script, wait_until
+from outside import in_child, is_alive, later, pids_of, run_script, wait_until
 
 from fastiter import MultiprocessIterator
 
@@ -25,19 +25,6 @@ from examples_of import Blocks
 from fastiter import MultiprocessIterator, concat_examples
 from outside import is_alive, pids_of, wait_until
 """
-
-
-def in_child(function):
-    """Runs `function` in a forked child; its exit status is 0 if that returned True."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        signal.alarm(int(HANG))
-        try:
-            status = 0 if function() is True else 2
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outside import HANG
+from outside import HANG, in_child
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="this pyarrow has no Parquet")
@@ -47,18 +47,6 @@ def wrong_rows(data: Any, seed: int, count: int) -> int:
             r["a"] != i or r["b"].tolist() != [i] * 3 for r, i in zip(rows, places, strict=True)
         )
     return wrong
-
-
-def in_child(function: Any) -> int:
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        signal.alarm(int(HANG))
-        try:
-            status = 0 if function() is True else 2
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def assert_no_lock_is_held(data: ArrowDataset) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import itertools
-import json
 import math
 import os
-import pickle
 import random
 import sys
 
 import numpy as np
 import pytest
+from support.transports import by_json, by_pickle
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -53,21 +52,6 @@ def rest_of(loader, state):
 
 def flat(batches):
     return list(itertools.chain.from_iterable(batches))
-
-
-def by_json(state):
-    return json.loads(json.dumps(state))
-
-
-def by_torch(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)
-
-
-def by_pickle(state):
-    return pickle.loads(pickle.dumps(state))
 
 
 # ---- other batch sizes ---------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.transports import TRANSPORTS, by_json
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -177,21 +178,6 @@ def types_in(value):
     return found.union(*map(types_in, value)) if isinstance(value, (list, tuple)) else found
 
 
-def by_json(state):
-    return json.loads(json.dumps(state))
-
-
-def by_torch(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)
-
-
-def by_pickle(state):
-    return pickle.loads(pickle.dumps(state))
-
-
 @pytest.mark.parametrize("kind", PLAIN)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_states_are_plain_data(kind, workers):
@@ -205,7 +191,7 @@ def test_states_are_plain_data(kind, workers):
     places.append((loader.state_dict(), None))
     for state, n_before in [*places[:2], places[len(batches) // 2], *places[-2:]]:
         assert types_in(state) <= {dict, list, int, float, bool, str, bytes, type(None)}
-        for copied in (by_json, by_torch, by_pickle):
+        for copied in TRANSPORTS.values():
             assert copied(state) == state
             again = plain_loader(kind, workers)
             again.load_state_dict(copied(state))
