@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -188,6 +190,23 @@ def in_child(function: Callable[[], Any]) -> int:
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def openmp_library(directory: Path, source: str) -> str:
+    """The path of a library of this C source, which gcc builds with OpenMP; skips without gcc."""
+    import pytest  # not in the programs of tests, which import this module, too
+
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("gcc's OpenMP is for glibc, which this Python does not use")
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no gcc to build an OpenMP program with")
+    (directory / "library.c").write_text(source)
+    command = [compiler, "-O0", "-fopenmp", "-shared", "-fPIC", "library.c", "-o", "library.so"]
+    built = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    if built.returncode != 0:
+        pytest.skip(f"gcc cannot build an OpenMP program: {built.stderr}")
+    return str(directory / "library.so")
 
 
 @contextlib.contextmanager

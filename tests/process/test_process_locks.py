@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import platform
-import shutil
-import subprocess
 import textwrap
 from pathlib import Path
 
 import pytest
-from outside import run_script
+from outside import openmp_library, run_script
 
 pytestmark = [
     pytest.mark.skipif(
@@ -301,18 +299,7 @@ double sum_by_two(const double *values, long n)
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A library that allocates, and computes by OpenMP's threads."""
-    if platform.libc_ver()[0] != "glibc":
-        pytest.skip("gcc's OpenMP is for glibc, which this Python does not use")
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no gcc to build a library with")
-    directory = tmp_path_factory.mktemp("native")
-    (directory / "native.c").write_text(NATIVE)
-    command = [compiler, "-O0", "-fopenmp", "-shared", "-fPIC", "native.c", "-o", "libnative.so"]
-    built = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-    if built.returncode != 0:
-        pytest.skip(f"gcc cannot build an OpenMP program: {built.stderr}")
-    return str(directory / "libnative.so")
+    return openmp_library(tmp_path_factory.mktemp("native"), NATIVE)
 
 
 def test_memory_that_other_threads_allocate(tmp_path, native):

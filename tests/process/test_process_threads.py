@@ -7,16 +7,13 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import platform
-import shutil
-import subprocess
 import textwrap
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from outside import run_script
+from outside import openmp_library, run_script
 
 from fastiter._workers import thread_limits
 
@@ -139,18 +136,7 @@ UNPICKLABLE = "dataset.handle = lambda: None"
 @pytest.fixture(scope="session")
 def openmp(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A library that computes by OpenMP's threads."""
-    if platform.libc_ver()[0] != "glibc":
-        pytest.skip("gcc's OpenMP is for glibc, which this Python does not use")
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no gcc to build an OpenMP program with")
-    directory = tmp_path_factory.mktemp("openmp")
-    (directory / "sum.c").write_text(PARALLEL_SUM)
-    command = [compiler, "-O1", "-fopenmp", "-shared", "-fPIC", "sum.c", "-o", "libsum.so"]
-    built = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-    if built.returncode != 0:
-        pytest.skip(f"gcc cannot build an OpenMP program: {built.stderr}")
-    return str(directory / "libsum.so")
+    return openmp_library(tmp_path_factory.mktemp("openmp"), PARALLEL_SUM)
 
 
 def run(
