@@ -98,7 +98,7 @@ cdef class FileLocks:
 
     def alone(self, uint64_t number, report=None, double seconds=10.0):
         """A context manager that waits for one lock, alone. `report` is called with the number, and
-        the seconds waited, each time that so many have passed; it may raise."""
+        the seconds waited, every `seconds`; it may raise."""
         return Alone(self, number, report, seconds)
 
     def holders(self, uint64_t number):

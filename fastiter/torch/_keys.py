@@ -122,7 +122,7 @@ class IteratedKeys:
             self._has_ended = self.n_drawn < stop
 
     def begin(self, n: int) -> None:
-        """Have the iterator go on after so many keys."""
+        """Have the iterator go on after ``n`` keys."""
         self._held = n, []
 
     def skip(self, n: int) -> None:
@@ -264,8 +264,8 @@ class Keys:
             self._source.draw(sys.maxsize)
 
     def draw(self, n_planned: int, n_keys: int) -> tuple[int, int, int, Any]:
-        """The batch that follows when so many are planned, which have `n_keys`: its number, the
-        keys before it, how many it has, and its keys. The same again, until it is planned."""
+        """The batch that follows ``n_planned`` batches of ``n_keys`` keys together: its number, the
+        number of keys before it, that of its own keys, and these. The same until it is planned."""
         left = next((one for one in self._left if one[0] >= n_planned), None)
         source = self._source
         if self.cutter is None and not self.has_begun:

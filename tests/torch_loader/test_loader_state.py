@@ -181,7 +181,7 @@ def types_in(value):
 @pytest.mark.parametrize("kind", PLAIN)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_states_are_plain_data(kind, workers):
-    """Before the first batch, amid the epoch, after its last batch, and after the loop."""
+    """Before the first batch, within the epoch, after its last batch, and after the loop."""
     torch.manual_seed(3)
     loader = plain_loader(kind, workers)
     batches, places = [], [(loader.state_dict(), None)]
