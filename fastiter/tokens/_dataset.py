@@ -33,7 +33,7 @@ from fastiter._util.arguments import (
     checked_optional_int,
 )
 from fastiter.dataset.mixin import DatasetMixin, out_of_range, row_at
-from fastiter.datasets.arrow_dataset import held
+from fastiter.datasets._arrow_sources import held
 from fastiter.tokens._sources import Opened, checked_signs, open_source, paths_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fastiter._fetch import arrow_types
 from fastiter._fetch.file_signs import Sign, check_same, sign_of
 from fastiter._fetch.token_rows import KINDS, TokenSource
 from fastiter.datasets._arrow_paths import SUFFIXES, check_once, checked_paths
-from fastiter.datasets.arrow_dataset import open_table
+from fastiter.datasets._arrow_sources import open_table
 
 Array = npt.NDArray[Any]
 #: Of each stretch of documents: offsets, sizes or None, unit of the offsets, place of offset 0.

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from fastiter.datasets.arrow_dataset import arrow_source, is_changed
+from fastiter.datasets._arrow_sources import is_changed
+from fastiter.datasets.arrow_dataset import arrow_source
 from fastiter.iterators._source import concat_of
 from fastiter.torch._collate import ValueColumns, has_torchs_table
 
