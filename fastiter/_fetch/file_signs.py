@@ -12,13 +12,14 @@ class Sign(NamedTuple):
 
     size: int
     mtime_ns: int
+    inode: int
     machine: str  #: on which others may have copies
 
 
 def sign_of(path: str | int) -> Sign:
     """The sign of a file, by its path or a descriptor."""
     found = os.stat(path)
-    return Sign(found.st_size, found.st_mtime_ns, platform.node())
+    return Sign(found.st_size, found.st_mtime_ns, found.st_ino, platform.node())
 
 
 def check_same(path: str, before: Sign) -> None:

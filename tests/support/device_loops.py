@@ -119,10 +119,10 @@ def slots(iterator):
 
 
 def wait_for_ready(iterator):
-    """Until the batches that were not taken over, of threads the oldest one, are complete on the
-    host."""
+    """Until the batches that were not taken over are complete on the host."""
     if isinstance(iterator, MultithreadIterator):
-        iterator._tasks[0].wait()
+        for task in list(iterator._tasks):
+            task.wait()
         return
     pool = iterator._pool
     pool.wait()
