@@ -28,6 +28,7 @@ cdef class Plan:
     cdef readonly int64_t n_valid
     cdef public int64_t n_valid_dropped
     cdef void put_work(self, object work) noexcept
+    cdef int64_t size(self) noexcept
     cpdef int64_t epoch_of(self, int64_t row) except? -1
 
 
@@ -54,6 +55,8 @@ cdef class PlanQueue:
     cdef Plan first(self)
     cdef bring_forward(self, Plan plan)
     cpdef Plan ahead(self)
+    cdef Plan commit(self)
+    cpdef pass_over(self)
     cdef Plan plan_one(self)
     cdef tuple joined(self, Plan plan)
     cpdef Plan advance(self, object state)

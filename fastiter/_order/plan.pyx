@@ -7,7 +7,6 @@ of cuts there is one every ``batch_size`` rows.
 `PlanQueue` plans batches by this rule, keeps those that were not delivered, and delivers the oldest
 one. What is done for a batch ahead of its delivery belongs to its plan: `Plan.work`.
 `TurnPlanQueue` has another rule: each batch is made by one worker, in turn.
-`DeliveringIterator` delivers a batch and returns it in one step.
 """
 
 import copyreg
@@ -21,8 +20,6 @@ from libc.string cimport memcpy
 
 from fastiter._clib.numpy_api cimport bytes_of, int64_items
 from fastiter._clib.objects cimport fi_new_tuple
-
-from fastiter._util.failures import Failure
 
 cnp.import_array()
 
@@ -161,6 +158,10 @@ cdef class Plan:
     def label(self):
         """The epoch in which the batch begins and its number there, both from 0, for messages."""
         return f"epoch {self.epoch_of(0)}, batch {self.number}"
+
+    cdef int64_t size(self) noexcept:
+        """Rows of the batch; 0 where there is none."""
+        return 0 if self.indices is None else cnp.PyArray_SIZE(self.indices)
 
     cpdef int64_t epoch_of(self, int64_t row) except? -1:
         """The epoch that a row belongs to."""
@@ -330,6 +331,10 @@ cdef class PlanQueue:
             StopIteration as a RuntimeError. The state stays as it is, and the next call plans
             this batch anew.
         """
+        return self.commit()
+
+    cdef Plan commit(self):
+        """`deliver`, for compiled code."""
         cdef Plan plan = self.first()
         state = self.current if plan.error is not None else plan.state
         beyond = self.beyond
@@ -383,13 +388,13 @@ cdef class PlanQueue:
             is_new_epoch |= item(state, IS_NEW_EPOCH)
         return state._replace(is_new_epoch=is_new_epoch, previous_epoch_detail=detail), beyond
 
-    def pass_over(self):
+    cpdef pass_over(self):
         """Take the oldest plan, of whose batch nothing is left.
 
         As `deliver`, but the state after the next batch then tells of both: the one passed over may
         have ended an epoch, and ``previous_epoch_detail`` is that before both.
         """
-        self.deliver()
+        self.commit()
         self.is_passing = True
 
     def rewind(self):
@@ -707,22 +712,3 @@ cdef class TurnPlanQueue(PlanQueue):
         plan.epoch, plan.position = item(after, EPOCH), number + 1
         plan.epoch_size = item(after, EPOCH_SIZE)
         return plan
-
-
-cdef class DeliveringIterator:
-    """Base of an iterator whose ``next()`` delivers a batch and returns it in one step.
-
-    No signal handler runs between the two: Ctrl-C comes before, and the next call returns the same
-    batch; or when a ``for`` loop has bound it to its name.
-
-    A subclass has ``_made()``, which returns a queue of plans, and the batch of the first of them
-    or its `Failure`.
-    """
-
-    def __next__(self):
-        plans, batch = self._made()
-        (<PlanQueue?>plans).deliver()
-        if type(batch) is Failure:
-            error, batch.error = batch.error, None  # as `reraise` does
-            raise error
-        return batch

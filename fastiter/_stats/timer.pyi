@@ -1,17 +1,11 @@
 from collections.abc import Callable
-from typing import Any, TypeVar
 
 from typing_extensions import Self, disjoint_base
-
-_T = TypeVar("_T")
 
 ENDED: int
 
 @disjoint_base
 class Timer:
-    errors: int
-    skipped: int
-    rows: int
     trace: Callable[[tuple[int, int, int, int, int]], None] | None
     opened: Callable[[], None] | None
 
@@ -20,8 +14,13 @@ class Timer:
     def batches(self) -> int: ...
     @property
     def examples(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def errors(self) -> int: ...
+    @property
+    def skipped(self) -> int: ...
     def open(self, opened: Callable[[], None]) -> None: ...
-    def run(self, lock: Any, call: Callable[[], _T]) -> _T: ...
     @property
     def is_running_here(self) -> bool: ...
     def block(self) -> None: ...

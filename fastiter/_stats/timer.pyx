@@ -9,32 +9,15 @@ from libc.stdint cimport int64_t, uint64_t
 
 from fastiter._clib.csrc cimport fi_cpu_times, fi_now_ns
 
-ENDED = -1  # as `Timer.rows`: the iteration is over
+ENDED = CALL_ENDED  # as the rows of a call: the iteration is over
 
 
 cdef class Timer:
     """What the thread that iterates spends its time on.
 
-    ``run`` makes each call of ``next()``. Any thread may call the rest at any time; none of it
-    blocks.
+    `Loop` tells when a call of ``next()`` begins and ends. Any thread may call the other methods at
+    any time; none of them blocks.
     """
-
-    cdef readonly uint64_t batches, examples  # delivered
-    cdef public uint64_t errors  # calls that raised an error of a batch
-    cdef public uint64_t skipped  # examples that could not be fetched
-    cdef int64_t entered  # when the current call began; 0 outside of next()
-    cdef int64_t left  # when the last call ended; 0 if what follows is no part of a loop
-    cdef int64_t blocked  # since when the call waits for a batch; 0 if it does not
-    cdef int64_t blocked_ns  # in the current call
-    cdef int64_t blocked_at  # when it last began to wait
-    cdef int64_t start_ns, next_ns, wait_ns, between_ns
-    cdef int64_t cpu_ns  # of this process when the first call began; 0 before
-    cdef bint is_opening  # workers start: until the first batch is there
-    cdef public object opened  # called at the end of the start, unless it is None
-    cdef bint is_serial  # the caller itself fetches, and so waits during the whole call
-    cdef object tracer
-    cdef public int64_t rows  # that the current call delivers, or ENDED; the call sets it
-    cdef unsigned long thread  # that makes the current call; 0 outside of next()
 
     def __cinit__(self, bint is_serial=False):
         self.is_serial = is_serial
@@ -43,8 +26,8 @@ cdef class Timer:
     # drop the object.
     @property
     def trace(self):
-        """None, or a callable that gets a tuple for each call: when it began, how long it took,
-        when it last began to wait, how long it waited, all in ns, and ``rows``."""
+        """None, or a C function that gets a tuple for each call: when it began, how long it took,
+        when it last began to wait, how long it waited, all in ns, and its rows."""
         with cython.critical_section(self):
             return self.tracer
 
@@ -59,31 +42,17 @@ cdef class Timer:
         self.is_opening = True
         self.opened = opened
 
-    def run(self, lock, call):
-        """Make one call of ``next()``: ``call()``, under ``lock``.
-
-        No signal handler runs between taking the lock and ``call``, or between that and the release
-        of the lock.
-        """
-        lock.acquire()
-        try:
-            self.thread = PyThread_get_thread_ident()
-            self.enter()
-            try:
-                return call()
-            finally:
-                self.leave()
-        finally:
-            self.thread = 0
-            lock.release()
-
     @property
     def is_running_here(self):
-        """Whether this thread is inside `run`."""
+        """Whether this thread is in a call of ``next()``."""
+        return self.is_inside()
+
+    cdef bint is_inside(self) noexcept:
         return self.thread == PyThread_get_thread_ident()
 
     cdef void enter(self) noexcept:
         cdef int64_t now = fi_now_ns(), delay
+        self.thread = PyThread_get_thread_ident()
         if self.cpu_ns == 0:
             fi_cpu_times(&self.cpu_ns, &delay)
         if self.left:
@@ -94,7 +63,14 @@ cdef class Timer:
         self.blocked_at = now
         self.rows = 0
 
+    cdef int note_start(self) except -1:
+        """The first batch is there, and will be delivered."""
+        if self.is_opening and self.opened is not None:
+            self.opened()
+        return 0
+
     cdef leave(self):
+        """The call ends. Runs no Python."""
         cdef int64_t now = fi_now_ns(), took = now - self.entered, rows = self.rows
         self.unblock_at(now)
         if self.is_opening:
@@ -105,17 +81,15 @@ cdef class Timer:
         if rows > 0:
             self.batches += 1
             self.examples += rows
-            if self.is_opening:
-                self.is_opening = False
-                opened, self.opened = self.opened, None
-                if opened is not None:
-                    opened()
+            self.is_opening = False
+            self.opened = None
         self.left = 0 if rows == ENDED else now
         with cython.critical_section(self):
             trace = self.tracer
         if trace is not None:
             trace((self.entered, took, self.blocked_at, self.blocked_ns, rows))
         self.entered = 0
+        self.thread = 0
 
     def after_fork(self):
         """In a forked child: a call of another thread never ends, since that is not there."""

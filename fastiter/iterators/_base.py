@@ -1,7 +1,7 @@
 """The base class of the iterators.
 
-The way of ``next()``: `PlannedIterator._next` takes the plan of the next batch, has the subclass
-make the batch (`_fetch`), and then delivers it (`PlanQueue.deliver`).
+The way of ``next()``: `PlannedIterator._make` takes the plan of the next batch and has the subclass
+make the batch (`_fetch`); then `Loop` delivers it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._device.cupy import leak_after_fork
+from fastiter._engine.loop import Loop
 from fastiter._fetch.dataset_access import keeps_rows, row_groups_of
 from fastiter._fetch.seeded import Seeding
 from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.example_context import ExampleContext, keep_generators
 from fastiter._order.plan import TAILS
 from fastiter._stats.stats import IteratorStats, LoaderStats
-from fastiter._stats.timer import ENDED, Timer
+from fastiter._stats.timer import Timer
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
-from fastiter._util.failures import AllSkipped, Failure, capture, reraise
+from fastiter._util.failures import AllSkipped, Failure, capture
 from fastiter._util.ranks import iterator_ranks
 from fastiter.datasets.arrow_dataset import arrow_source
 from fastiter.datasets.stream_dataset import StreamDataset
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
     from fastiter.iterators._arguments import Rank, SeedExamples, Tail
 
 
-class PlannedIterator(IteratorProperties):
+class PlannedIterator(Loop, IteratorProperties):
     """Base of the iterators: arguments, epochs, snapshots, copies and pickles.
 
     The methods before ``__iter__`` are what a subclass overrides; the parameters are those of
@@ -191,9 +192,7 @@ class PlannedIterator(IteratorProperties):
         Called by the constructor, in copies and in unpickled objects. All other attributes go into
         copies and pickles.
         """
-        # Reentrant: a signal handler may save a snapshot while its thread waits in next().
-        self._lock = threading.RLock()
-        self._timer = Timer(is_serial=True)
+        self._prepare(is_serial=True)
         self._is_stream = isinstance(self._planner, StreamPlanner)
         self._is_usual = self._in_order and not self._is_stream
         self._epochs = EpochStore()
@@ -204,8 +203,7 @@ class PlannedIterator(IteratorProperties):
         self._seeding = None if self._seed_examples is False else Seeding(also)
         self._source = Source(self._dataset, self._converter, self._device, self._seeding)
         counts = hasattr(type(self._dataset), "__fastiter_tokens__")  # not what it wraps
-        self._tokens_of = self._dataset.__fastiter_tokens__ if counts else None
-        self._tokens_read = 0
+        self._count_tokens = self._dataset.__fastiter_tokens__ if counts else None
         self._row_groups = row_groups_of(self._dataset)
         if self._row_groups is not None:
             self._n_decoded = self._row_groups.n_decoded  # before this iterator
@@ -233,10 +231,8 @@ class PlannedIterator(IteratorProperties):
         return self._sampler.window if is_by_block else None
 
     def _after_fork(self) -> None:
-        """In a forked child: another thread, which may hold the lock, does not exist there."""
         self._pid = os.getpid()
-        self._timer.after_fork()
-        self._lock = threading.RLock()
+        super()._after_fork()
         if self._source.is_on_gpu:
             leak_after_fork(*self._planner.works())
         self._planner.rewind()  # threads, processes and copies are the parent's
@@ -331,8 +327,11 @@ class PlannedIterator(IteratorProperties):
                     self.reset()
         self._loops.add(thread)
 
-    def __next__(self) -> Any:
-        """Return the next batch.
+    def next(self) -> Any:
+        """Return the next batch; the same as ``next(iterator)``, and as each turn of a ``for``.
+
+        Ctrl-C in a ``for`` loop loses no batch: it comes before the batch is delivered, and the
+        next call returns the same one, or when the loop has it.
 
         Returns
         -------
@@ -352,22 +351,17 @@ class PlannedIterator(IteratorProperties):
             sampler's it tries the same batch again. With ``on_error`` examples that fail may be
             skipped instead; more of them than ``skip_limit`` are a `SkipLimitError`.
         """
-        timer = self._timer
-        if timer.is_running_here:
-            self._refuse_inside_next("next()")
-        return timer.run(self._lock, self._next)
+        return self.__next__()
 
-    def _next(self) -> Any:
-        """One call of ``next()``: make the batch of the next plan, then deliver it."""
+    def _make(self) -> Any:
         if self._finalized:
             raise RuntimeError(
                 f"this {type(self).__name__} is closed (finalized) and gives no more batches: "
                 + ("call reset(), or " if self._REOPENABLE else "")
                 + "make a new one, or a copy, which continues from here: copy.copy(iterator)"
             )
-        timer, planner = self._timer, self._planner
+        planner = self._planner
         plan, n_passed = planner.peek(), 0
-        indices: Any
         while (indices := plan.indices) is not None:
             batch = plan.outcome
             if batch is None:
@@ -375,46 +369,30 @@ class PlannedIterator(IteratorProperties):
                     batch = plan.outcome = self._fetch(plan)
                 else:
                     plan, batch = self._fetch_first(plan)
-                    indices = plan.indices
             if type(batch) is not AllSkipped:
-                break
+                return batch
             if planner.num_ranks > 1:  # which stay in step
                 batch = plan.outcome = batch_of_none(batch, self._converter is not None)
-                break
+                return batch
             n_passed += len(indices)
             if n_passed >= self._epoch_size:
-                batch = nothing_left(n_passed, batch)
-                break
-            timer.skipped += len(indices)
-            planner.pass_over()
+                return nothing_left(n_passed, batch)
+            self._pass_over()
             batch.clear()
             plan = planner.peek()
-        else:
-            timer.rows = ENDED
-        planner.deliver()  # raises if there is no batch
-        n_dropped = plan.n_dropped
-        if n_dropped:
-            timer.skipped += n_dropped
-        if type(batch) is Failure:
-            timer.errors += 1
-            reraise(batch)
-        timer.rows = len(indices) - n_dropped
-        if self._tokens_of is not None:
-            self._tokens_read += self._tokens_of(indices)
-        return batch
-
-    def _peek(self) -> Any:
-        """Make the batch that the next call of ``next()`` returns, and return it; None if it fails,
-        or at the end. Runs under the lock."""
-        outcome = self._timer.run(self._lock, self._make_first)  # counts what the loop waits for
-        return None if isinstance(outcome, Failure) else outcome
+        return None
 
     def _make_first(self) -> Any:
         plan = self._planner.peek()
         if plan.outcome is None and plan.indices is not None and not self._finalized:
-            self._fetch_first(plan)
-            return self._planner.plans[0].outcome
+            return self._fetch_first(plan)[1]
         return plan.outcome
+
+    def _peek(self) -> Any:
+        """Make the batch that the next call of ``next()`` returns, and return it; None if it fails,
+        or at the end. Runs under the lock."""
+        batch = self._make_ahead()
+        return None if isinstance(batch, Failure) else batch
 
     def _fetch_first(self, plan: Plan) -> tuple[Plan, Any]:
         """Make the batch of ``plan`` or, with ``in_order=False``, of the one that then comes first,
@@ -423,19 +401,6 @@ class PlannedIterator(IteratorProperties):
         first: Plan = self._planner.plans[0]
         first.outcome = batch
         return first, batch
-
-    def _refuse_inside_next(self, action: str) -> None:
-        """Refuse what would move the iterator during a call of ``next()`` by the same thread.
-
-        Callables that the iterator calls, and signal handlers, may read, save and finalize.
-        """
-        if self._timer.is_running_here:
-            raise RuntimeError(
-                f"{action} is called inside another call of next() of the same "
-                f"{type(self).__name__}: by its dataset, converter, order sampler or on_error, or "
-                "by a signal handler. Do it when that call has returned; state_dict(), stats() and "
-                "finalize() are possible at any moment"
-            )
 
     def _most_rows(self) -> int:
         """Examples that a batch of the current epoch has at most, and later ones if all are cut
@@ -554,7 +519,7 @@ class PlannedIterator(IteratorProperties):
             examples=timer.examples,
             errors=timer.errors,
             skipped=timer.skipped,
-            tokens_read=self._tokens_read,
+            tokens_read=timer.tokens,
             start_seconds=start,
             next_seconds=inside,
             wait_seconds=waited,
@@ -726,7 +691,7 @@ class PlannedIterator(IteratorProperties):
 
     def __copy__(self) -> Self:
         """Copy the iterator: same dataset and sampler, same batches to come, on its own."""
-        other = object.__new__(type(self))
+        other = type(self).__new__(type(self))
         other.__setstate__(self.__getstate__())
         return other
 
@@ -739,7 +704,8 @@ class PlannedIterator(IteratorProperties):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self._planner = state["_planner"]
+        self.__dict__.update({k: v for k, v in state.items() if k != "_planner"})
         self.__dict__.setdefault("_sampler", state["_order_sampler"])  # not in version 0.1.0
         self.__dict__.setdefault("_seed_examples", False)
         self.__dict__.setdefault("_in_order", True)

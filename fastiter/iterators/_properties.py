@@ -14,7 +14,6 @@ from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
     import numpy.typing as npt
@@ -42,7 +41,7 @@ class IteratorProperties(Iterator):
     _skip_limit: float | None
     _seed_examples: SeedExamples
     _in_order: bool
-    _lock: threading.RLock
+    _lock: Any
     _planner: Planner
     _seed: Seed
     _epochs: EpochStore

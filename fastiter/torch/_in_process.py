@@ -47,7 +47,7 @@ class InProcessIterator(LoaderIterator):
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         super().__init__(loader, resume)
-        self._plans = Plans(1, 0, True)
+        self._planner = Plans(1, 0, True)
         if self._timeout:
             raise AssertionError("timeout must be 0 where num_workers is 0")
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
@@ -74,7 +74,7 @@ class InProcessIterator(LoaderIterator):
             getattr(self._fetcher, "dataset_iter", None)
         )
         self._sampler_iter.n_states = 2  # of a batch that an interrupt has left
-        self._plans.example_seed = self._example_seed
+        self._planner.example_seed = self._example_seed
         if self._example_seed is not None:
             self._fetcher.dataset = Seeded(self._dataset)
         if resume is not None and self._is_iterable and not resume.has_worker_state:
@@ -82,7 +82,7 @@ class InProcessIterator(LoaderIterator):
             examples = map(next, itertools.repeat(self._fetcher.dataset_iter, n_keys))
             collections.deque(examples, maxlen=0)
         n_yielded = 0 if resume is None else resume.n_yielded
-        self._plans.begin(
+        self._planner.begin(
             self._sampler_iter, self._planned(resume), Delivered(n_yielded, (), (True,), {}), False
         )
         self._fetch_again(resume)
@@ -173,7 +173,7 @@ class InProcessIterator(LoaderIterator):
         return state_of(0, self._dataset_kind, self._fetcher, self._dataset)
 
     def _own_state(self) -> dict[str, Any]:
-        works = self._plans.works()  # of a batch that an interrupt has left
+        works = self._planner.works()  # of a batch that an interrupt has left
         state = works[0] if works and self._is_stateful else self._dataset_state()
         return {
             "_facts": self._facts,

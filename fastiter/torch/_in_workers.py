@@ -71,7 +71,7 @@ class WorkersIterator(LoaderIterator):
         self._interval = loader.snapshot_every_n_steps if loader.in_order else 1
         self._asks_first = self._is_iterable or is_stateful(self._dataset)
         rows, self._converter = self._rows_of(loader)
-        self._plans = Plans(self._num_workers, rows, loader.in_order)
+        self._planner = Plans(self._num_workers, rows, loader.in_order)
         self._n_spilled = 0
         self._pool = self._made_pool(loader, resume)
         self._begin(resume)
@@ -113,14 +113,14 @@ class WorkersIterator(LoaderIterator):
             init_fn=init_fn,
             base_seed=self._base_seed,
             batch_converter=self._converter,
-            rows=self._plans.rows,
+            rows=self._planner.rows,
             states=states,
             seed_examples=self._example_seed is not None,
         )
         pool = Pool(
             job=job,
             workers=self._num_workers,
-            rows=max(1, self._plans.rows),
+            rows=max(1, self._planner.rows),
             # Without an order no worker is to have more than its share.
             n_prefetch=loader.prefetch_factor * self._num_workers - (not loader.in_order),
             n_held=2 + (_MOST_COPIES if self._pin_memory else 0),
@@ -130,16 +130,16 @@ class WorkersIterator(LoaderIterator):
             lock=threading.RLock(),
             timeouts=_BatchTimeout(self._timeout),
         )
-        plain = plain_columns(self._dataset) if self._plans.rows else None
+        plain = plain_columns(self._dataset) if self._planner.rows else None
         if plain is not None and plain.is_arrow:
-            self._plans.has_columns = pool.use_columns(plain)
+            self._planner.has_columns = pool.use_columns(plain)
         if self._pin_memory:
             pool.ring.registration = pinned_slots(pool.ring.arena)
         return pool
 
     def _begin(self, resume: Resume | None) -> None:
         """Begin an epoch, or continue a loaded one."""
-        pool, plans, n_workers = self._pool, self._plans, self._num_workers
+        pool, plans, n_workers = self._pool, self._planner, self._num_workers
         assert pool is not None
         if (
             resume is not None
@@ -176,19 +176,19 @@ class WorkersIterator(LoaderIterator):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._pool is None or self._pool.closed:  # it ended by an error, or was closed
-            self._plans.epoch = -1
-            self._plans.has_columns = False
+            self._planner.epoch = -1
+            self._planner.has_columns = False
             self._n_spilled = 0
             self._pool = self._made_pool(loader, None)
         super()._reset(loader, first_iter)
-        self._plans.epoch += 1
+        self._planner.epoch += 1
         self._pool.ring.reset()
         self._begin(None)
 
     # ---- batches
 
     def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
-        pool, plans, reply = self._pool, self._plans, plan.outcome
+        pool, plans, reply = self._pool, self._planner, plan.outcome
         assert pool is not None
         if type(reply) is Failure:
             return before, Failure(_error_of(reply, plan))
@@ -236,7 +236,7 @@ class WorkersIterator(LoaderIterator):
 
     def _awaited(self, pool: Pool, plan: Plan) -> Plan:
         """This plan, or one that overtakes it, with its outcome."""
-        plans, ring = self._plans, pool.ring
+        plans, ring = self._planner, pool.ring
         ring.top_up(plans)
         if pool.has_to_look:
             pool.look()
@@ -259,7 +259,7 @@ class WorkersIterator(LoaderIterator):
 
     def _ask_first(self) -> None:
         """Receive the state of each worker at the start of the epoch."""
-        plans = self._plans
+        plans = self._planner
         while plans.state.n_asked < self._num_workers:
             plan = plans.peek()
             if plan.outcome is None:
@@ -275,7 +275,7 @@ class WorkersIterator(LoaderIterator):
 
     def _snapshot_now(self, progress: Delivered, delivered: Plan | None = None) -> dict[str, Any]:
         """The state with this progress; ``delivered`` is the plan of the last batch in it."""
-        plans = self._plans
+        plans = self._planner
         place = plans.state if delivered is None else delivered.state
         last_worker = place.last_worker
         main = {
@@ -293,12 +293,12 @@ class WorkersIterator(LoaderIterator):
         }
 
     def _own_state(self) -> dict[str, Any]:
-        progress = self._plans.progress
+        progress = self._planner.progress
         snapshot = progress.snapshot
         if not self._takes_snapshots:
             snapshot = self._snapshot_now(progress)
         n_steps = progress.n_yielded - snapshot["_snapshot_step"]
-        n_keys = self._plans.state.n_keys - snapshot["_main_snapshot"]["_keys_yielded"]
+        n_keys = self._planner.state.n_keys - snapshot["_main_snapshot"]["_keys_yielded"]
         return {
             "_facts": self._facts,
             "_snapshot": snapshot,

@@ -13,7 +13,9 @@ from torch.autograd import _profiler_enabled
 from torch.autograd.profiler import record_function
 from torch.utils.data import dataloader as torch_dataloader
 
-from fastiter._order.plan import DeliveringIterator, Plan
+from fastiter._engine.loop import Loop
+from fastiter._order.plan import Plan
+from fastiter._util.concurrency import renew_in_child
 from fastiter._util.failures import capture
 from fastiter.torch._keys import Keys, epoch_rows
 from fastiter.torch._plans import Delivered, Planned, Plans
@@ -42,7 +44,7 @@ class Kept:
         self.state: dict[str, Any] | None = None  # where the iteration was left
 
 
-class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
+class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     """One iteration over a `DataLoader`: draws the sampler's keys in torch's order, and delivers
     the batches that a subclass makes.
 
@@ -56,11 +58,13 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
         The state to continue from.
     """
 
-    _plans: Plans  # made by the subclass
+    _planner: Plans  # made by the subclass
     _sampler_iter: Any
     _dataset: Any
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
+        self._prepare(is_serial=loader.num_workers == 0)
+        renew_in_child(self)
         self._generators = generators_of(loader)
         self._draws_globally = draws_globally(loader)
         self._facts = self._facts_of(loader)
@@ -111,7 +115,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
 
     @property
     def _num_yielded(self) -> int:
-        return self._plans.progress.n_yielded
+        return self._planner.progress.n_yielded
 
     @_num_yielded.setter
     def _num_yielded(self, value: int) -> None:
@@ -119,11 +123,11 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
 
     @property
     def _finished(self) -> bool:
-        return self._plans.state.is_finished
+        return self._planner.state.is_finished
 
     def _planned(self, resume: Resume | None) -> Planned:
         """Where the plans of an epoch begin."""
-        n_workers = self._plans.n_workers
+        n_workers = self._planner.n_workers
         position, n_keys = self._sampler_iter.first
         place = Planned(position, n_made=(0,) * n_workers, n_keys=n_keys)
         if resume is None:
@@ -136,15 +140,15 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
 
     # ---- batches
 
-    def _made(self) -> tuple[Plans, Any]:
+    def _make(self) -> Any:
         if _profiler_enabled():
             with record_function(self._profile_name):
-                return self._plans, self._next_batch()
-        return self._plans, self._next_batch()
+                return self._next_batch()
+        return self._next_batch()
 
     def _next_batch(self) -> Any:
         """The batch of the first plan, or its `Failure`, with which the plan can be delivered."""
-        plans = self._plans
+        plans = self._planner
         while True:
             plan = plans.peek()
             if plan.indices is None:
@@ -221,7 +225,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
 
     def _sampler_state(self, delivered: Plan | None = None) -> dict[str, Any]:
         """Where the sampler is after what was delivered, and ``delivered``."""
-        keys, plans, planned = self._sampler_iter, self._plans, self._plans.planned
+        keys, plans, planned = self._sampler_iter, self._planner, self._planner.planned
         return {
             **keys.state((planned.position, planned.n_keys), plans.pending(delivered)),
             "_IterableDataset_len_called": self._IterableDataset_len_called,
@@ -247,7 +251,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
             return
         for _ in range(resume.n_more):
             next(self)
-        n_keys = self._plans.state.n_keys - self._sampler_iter.first[1]
+        n_keys = self._planner.state.n_keys - self._sampler_iter.first[1]
         if n_keys != resume.n_more_keys:
             raise ValueError(
                 f"{resume.n_more} batches since the last snapshot must be fetched again, and had "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import random
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
+from fastiter.datasets import StreamDataset
+from tests.support.interrupts import Interrupts
 
 HANG = 60
 KINDS: dict[str, Any] = {
@@ -63,6 +66,7 @@ def test_interrupts_at_any_moment(kind, converter, broken, request, monkeypatch)
     delays = [2e-3, 2e-3, 0.6] if request.config.getoption("--stuck-rows") else [2e-3]
     n_interrupts = n_batches = 0
     end = time.monotonic() + HANG
+    batch: Any = None  # what the loop has bound last
 
     def handler(number: int, frame: Any) -> None:
         # The next one may come when what the last one has raised has just left `iterate`.
@@ -78,20 +82,27 @@ def test_interrupts_at_any_moment(kind, converter, broken, request, monkeypatch)
         assert time.monotonic() < end, f"{n_interrupts} interrupts, {n_batches} batches"
         return n_interrupts > 60 and n_batches > 60
 
+    def check() -> None:
+        """The loop has each batch that was delivered, and no other. May itself be interrupted."""
+        nonlocal before, n_batches, batch
+        if batch is None:
+            assert position() == before
+            return
+        found = [int(row[0]) for row in batch]
+        rows = [row % SIZE for row in range(before, before + BATCH)]
+        assert position() == before + BATCH
+        assert found == [row for row in rows if not (broken and row % 9 == 4)]
+        # No handler runs between these.
+        before, n_batches, batch = before + BATCH, n_batches + 1, None
+
     def iterate() -> None:
-        nonlocal n_batches, before
+        nonlocal batch
         # Again every 0.1 s: what a handler raises inside a weak reference's callback is lost.
         signal.setitimer(signal.ITIMER_REAL, generator.uniform(1e-5, generator.choice(delays)), 0.1)
-        while not is_enough():
-            batch = next(iterator)
-            found = [int(row[0]) for row in batch]
-            batch = None
-            after = position()
-            rows = [row % SIZE for row in range(before, after)]
-            assert after == before + BATCH
-            assert found == [row for row in rows if not (broken and row % 9 == 4)]
-            before = after
-            n_batches += 1
+        for batch in iterator:
+            check()
+            if is_enough():
+                break
 
     # pytest's own would take an interrupt amid its work for an error of the test.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
@@ -105,9 +116,7 @@ def test_interrupts_at_any_moment(kind, converter, broken, request, monkeypatch)
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 n_interrupts += 1
-                # It may have come when the batch was delivered, but not yet bound to its name.
-                assert position() - before in (0, BATCH)
-                before = position()
+                check()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
@@ -120,6 +129,75 @@ def test_interrupts_at_any_moment(kind, converter, broken, request, monkeypatch)
         sum(row % SIZE % 9 == 4 for row in range(before)) if broken else 0
     )
     iterator.close()
+
+
+def stream_of(rows: Rows) -> StreamDataset:
+    return StreamDataset([0, 1, 2], lambda shard: (rows[i] for i in range(shard, SIZE, 3)))
+
+
+LOOPS: dict[str, Any] = {
+    **{kind: (kind, Rows, {}) for kind in KINDS},
+    **{f"{kind}, converter": (kind, Rows, {"converter": concat_examples}) for kind in KINDS},
+    **{f"{kind}, ranks": (kind, Rows, {"rank": 1, "num_ranks": 2}) for kind in KINDS},
+    **{
+        f"{kind}, skips": (kind, Broken, {"on_error": "skip", "skip_limit": None}) for kind in KINDS
+    },
+    **{f"{kind}, seeded": (kind, Rows, {"seed_examples": 5}) for kind in KINDS},
+    **{f"{kind}, stream": (kind, lambda: stream_of(Rows()), {}) for kind in KINDS},
+    "any order": ("processes", Rows, {"in_order": False}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
+@pytest.mark.parametrize("kind", LOOPS)
+def test_interrupts_at_each_line(kind: str) -> None:
+    """A `for` loop, interrupted at each line of the package, has each batch once, in order; and
+    states saved at interrupts go on where the loop was."""
+    make, dataset, arguments = LOOPS[kind]
+    shuffle = {} if "stream" in kind else {"shuffle": False}
+    n_batches = 2 * SIZE // BATCH
+
+    def iterator_of() -> Any:
+        return KINDS[make](dataset(), BATCH, **shuffle, **arguments)
+
+    def rows_of(batch: Any) -> list[int]:
+        return [int(row[0]) for row in batch]
+
+    with iterator_of() as iterator:
+        expected = [rows_of(next(iterator)) for _ in range(n_batches)]
+    n_seen = 0
+    for seed in (None, 1):
+        interrupts, found, states = Interrupts(seed), [], []
+        with iterator_of() as iterator:
+
+            def loop() -> None:
+                with interrupts:
+                    for batch in iterator:
+                        found.append(rows_of(batch))
+                        if len(found) == n_batches:
+                            return
+
+            while len(found) < n_batches:
+                try:
+                    loop()
+                except KeyboardInterrupt:
+                    n_seen += 1
+                    if n_seen % 40 == 5 and kind != "any order":
+                        states.append((len(found), iterator.state_dict()))
+            while kind == "any order" and iterator.epoch < 2:  # until all of both are delivered
+                found.append(rows_of(next(iterator)))
+        if kind == "any order":
+            counts = collections.Counter(map(tuple, found))  # some may be of a third epoch
+            assert all(counts[tuple(rows)] in (2, 3) for rows in expected)
+        else:
+            assert found == expected
+        for n_before, state in states:
+            with iterator_of() as again:
+                again.load_state_dict(state)
+                assert [rows_of(next(again)) for _ in range(3)] == (expected * 2)[
+                    n_before : n_before + 3
+                ]
+    assert n_seen > 20
 
 
 def test_an_interrupt_while_a_seed_is_read_is_raised_as_it_is() -> None:

@@ -70,7 +70,7 @@ class Loader:
     @property
     def current_position(self) -> int:
         """Of the first example that was not delivered."""
-        number: int = self._batches._plans.peek().state.position - 1
+        number: int = self._batches._planner.peek().state.position - 1
         return number * self._sampler.batch_size % self._sampler.size
 
     def is_right(self, batch: Any, first: int) -> bool:

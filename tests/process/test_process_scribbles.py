@@ -169,7 +169,7 @@ def test_a_damaged_request_is_an_error(tmp_path):
     )
     batches = iter(loader)
     ring = batches._pool.ring
-    ring.top_up(batches._plans)
+    ring.top_up(batches._planner)
     wait_until(place.with_suffix(".begun").exists, "the first row")
     n_damaged = len(ring.scheduled) - 1  # the first one's was read
     for slot in slots_of(batches._pool):

@@ -162,7 +162,7 @@ def test_columns_are_used():
         iterator = iter(loader)
         for _ in range(30):
             next(iterator)
-        assert iterator._plans.has_columns, kind
+        assert iterator._planner.has_columns, kind
 
 
 def test_random_numbers_are_those_of_torchs_workers():
@@ -323,7 +323,7 @@ def test_concat_examples_pads_in_place():
     iterator = iter(DataLoader(dataset, batch_size=8, collate_fn=collate_fn, num_workers=2))
     for _ in range(20):
         next(iterator)
-    assert iterator._plans.has_columns
+    assert iterator._planner.has_columns
 
 
 class Registered:

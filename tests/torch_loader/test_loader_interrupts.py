@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import random
-import sys
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.utils.data as torch_data  # noqa: E402
 
-import fastiter  # noqa: E402
 from fastiter.torch import DataLoader  # noqa: E402
+from tests.support.interrupts import Interrupts  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning"),
@@ -23,7 +18,6 @@ pytestmark = [
 
 N = 60
 BATCH = 4
-PACKAGE = str(Path(fastiter.__file__).parent)
 
 
 class Rows(torch_data.Dataset):
@@ -86,41 +80,6 @@ class Batches(torch_data.Sampler):
 
     def load_state_dict(self, state):
         self.done = state["done"]
-
-
-class Interrupts:
-    """Raises KeyboardInterrupt at lines of the package, but for finalizers, which would lose it:
-    at each one when it is first run, or with a seed at random ones."""
-
-    def __init__(self, seed=None):
-        self.random = None if seed is None else random.Random(seed)
-        self.seen, self.count, self.pid = set(), 0, os.getpid()
-
-    def __enter__(self):
-        self.former = sys.gettrace()
-        sys.settrace(self)
-
-    def __exit__(self, *_):
-        sys.settrace(self.former)
-
-    def __call__(self, frame, event, _):
-        code = frame.f_code
-        if not code.co_filename.startswith(PACKAGE) or is_finalizing(frame):
-            return None
-        if event != "line" or os.getpid() != self.pid:
-            return self
-        place = code, frame.f_lineno
-        if place not in self.seen if self.random is None else self.random.random() < 0.02:
-            self.seen.add(place)
-            self.count += 1
-            raise KeyboardInterrupt
-        return self
-
-
-def is_finalizing(frame):
-    while frame is not None and frame.f_code.co_name != "__del__":
-        frame = frame.f_back
-    return frame is not None
 
 
 def items(batch):

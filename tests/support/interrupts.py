@@ -1,0 +1,50 @@
+"""KeyboardInterrupt at each line of the package."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import fastiter
+
+PACKAGE = str(Path(fastiter.__file__).parent)
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt at lines of the package, but for finalizers, which would lose it:
+    at each one when it is first run, or with a seed at random ones."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.random = None if seed is None else random.Random(seed)
+        self.seen: set[tuple[CodeType, int]] = set()
+        self.count, self.pid = 0, os.getpid()
+
+    def __enter__(self) -> None:
+        self.former = sys.gettrace()
+        sys.settrace(self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self.former)
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if not code.co_filename.startswith(PACKAGE) or is_finalizing(frame):
+            return None
+        if event != "line" or os.getpid() != self.pid:
+            return self
+        place = code, frame.f_lineno
+        if place not in self.seen if self.random is None else self.random.random() < 0.02:
+            self.seen.add(place)
+            self.count += 1
+            raise KeyboardInterrupt
+        return self
+
+
+def is_finalizing(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
