@@ -26,25 +26,8 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
-    "sphinx_reredirects",
 ]
 exclude_patterns = ["_build"]
-
-# Where the pages of version 0.1.0 have moved to.
-_FORMER_PAGES = {
-    "guide": (
-        "augmentation choosing datasets download failing from_paddle from_torch gpu howto "
-        "interop memory migrating ranks readers samplers sharing snapshots starting "
-        "statistics tools tutorial workers"
-    ),
-    "internals": "architecture benchmarks lifetimes ring",
-    "reference": "platforms reliability versions",
-}
-redirects = {
-    page: f"{folder}/{page}.html"
-    for folder, pages in _FORMER_PAGES.items()
-    for page in pages.split()
-}
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]

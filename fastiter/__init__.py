@@ -7,7 +7,6 @@ converters have the interface of Chainer's.
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING
 
 try:
@@ -20,7 +19,6 @@ except ModuleNotFoundError as error:
         "pip install . (or, to use the tree in place: python setup.py build_ext --inplace)"
     ) from None
 
-from fastiter._order import permutation
 from fastiter._stats.progress import progress
 from fastiter._stats.stats import IteratorStats, WorkerStats
 from fastiter._util.worker_info import WorkerInfo, get_worker_info
@@ -62,8 +60,6 @@ _MODULES = (
     *("dataset", "datasets", "errors", "interop", "iterators", "kernels", "random", "reader"),
     "tokens",
 )
-
-sys.modules[f"{__name__}._virtual"] = permutation  # that pickles of version 0.1.0 name
 
 if TYPE_CHECKING:
     from fastiter import dataset as dataset

@@ -446,17 +446,16 @@ cdef class PlanQueue:
         plans = given.pop("plans")
         is_passing = given.pop("is_passing")
         PlanQueue.__init__(self, given.pop("state"), given.pop("batch_size"),
-                           given.pop("repeat"), given.pop("progress", None),
-                           **given.pop("cutting", {}))
-        for first, second in plans:  # in version 0.1.0 indices and state
-            plan = Plan(*first, **second) if type(second) is dict else Plan(first, second)
+                           given.pop("repeat"), given.pop("progress"), **given.pop("cutting"))
+        for arguments, options in plans:
+            plan = Plan(*arguments, **options)
             self.plans.append(plan)
             self.planned = plan.state
         self.is_passing = is_passing
-        self.example_seed = given.pop("example_seed", None)
-        self.former_size = given.pop("former_size", None)
-        self.unordered = given.pop("unordered", False)
-        self.beyond = given.pop("beyond", {})
+        self.example_seed = given.pop("example_seed")
+        self.former_size = given.pop("former_size")
+        self.unordered = given.pop("unordered")
+        self.beyond = given.pop("beyond")
         for state in self.beyond.values():
             if item(state, STEP) > item(self.planned, STEP):
                 self.planned = state

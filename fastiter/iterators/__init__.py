@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from fastiter.iterators._addresses import Address
 from fastiter.iterators._skips import Replacement, Skipped
 from fastiter.iterators.multithread import MultithreadIterator
-from fastiter.iterators.samplers import _seeded, block, sharded, shuffle, virtual, weighted
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.buckets import LengthBucketBatchSampler
 from fastiter.iterators.samplers.mixture import MixtureOrderSampler
@@ -48,17 +46,6 @@ __all__ = [
     "VirtualShuffleOrderSampler",
     "WeightedOrderSampler",
 ]
-
-# The modules that pickles of version 0.1.0 name.
-_FORMER = {
-    "_numbered": _seeded,
-    "order": shuffle,
-    "order_block": block,
-    "order_sharded": sharded,
-    "order_virtual": virtual,
-    "order_weighted": weighted,
-}
-sys.modules.update({f"{__name__}.{name}": module for name, module in _FORMER.items()})
 
 
 def __dir__() -> list[str]:

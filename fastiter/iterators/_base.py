@@ -24,7 +24,6 @@ from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.example_context import ExampleContext, keep_generators
 from fastiter._order.plan import TAILS
 from fastiter._stats.stats import IteratorStats, LoaderStats
-from fastiter._stats.timer import Timer
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
@@ -706,12 +705,6 @@ class PlannedIterator(Loop, IteratorProperties):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._planner = state["_planner"]
         self.__dict__.update({k: v for k, v in state.items() if k != "_planner"})
-        self.__dict__.setdefault("_sampler", state["_order_sampler"])  # not in version 0.1.0
-        self.__dict__.setdefault("_seed_examples", False)
-        self.__dict__.setdefault("_in_order", True)
-        former = getattr(self._skips, "former_state", None)
-        if former is not None:  # a pickle of version 0.1.0
-            self._planner.progress = former
         self._open()
 
     def _check_reopenable(self, action: str) -> None:

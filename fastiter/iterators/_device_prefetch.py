@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from fastiter._stats.autotune import FIRST_PREFETCH
 from fastiter._util.arguments import checked_seconds
 from fastiter._util.failures import Failure, capture
-from fastiter.iterators._arguments import DEFAULT_RETRIES, OnTimeout, checked_retries
+from fastiter.iterators._arguments import OnTimeout, checked_retries
 from fastiter.iterators._base import PlannedIterator
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class PrefetchingIterator(PlannedIterator):
 
     _n_device_prefetch: int
     _n_prefetch: int | Literal["auto"]
-    _dataset_timeout: float | None = None  # of pickles that have none; likewise the next two
-    _on_timeout: OnTimeout = "warn"
-    _n_retries = DEFAULT_RETRIES
+    _dataset_timeout: float | None
+    _on_timeout: OnTimeout
+    _n_retries: int
 
     def _set_timeout(self, dataset_timeout: Any, on_timeout: Any, n_retries: Any) -> None:
         """Check the limit of a worker's time, and what becomes of one that exceeds it."""

@@ -113,13 +113,6 @@ class SkipPolicy:
         self._on_error = on_error
         self._limit = limit
 
-    def __setstate__(self, given: dict[str, Any]) -> None:
-        # In version 0.1.0 this class, then named Skips, had the skip state too.
-        self._on_error = given.get("_on_error", given.get("_decide")) or "skip"
-        self._limit = given["_limit"]
-        if "_records" in given:
-            self.former_state = SkipState(given["_epoch"], given["_count"], given["_records"])
-
     def resolve(self, plan: Plan, failures: Sequence[Failure]) -> dict[int, Any] | Failure:
         """Decide about the failed rows, in ascending order, of the batch that is delivered next.
 
@@ -200,9 +193,6 @@ class ShardPolicy(SkipPolicy):
     """Decides about shards of a stream that fail, the rest of which is skipped."""
 
     _WHAT, _NUMBER = "shards", "shard number"
-
-
-Skips = SkipPolicy  # in pickles of version 0.1.0
 
 
 def _record(skips: SkipState, index: int, error: Exception, what: str) -> None:

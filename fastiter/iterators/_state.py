@@ -281,10 +281,7 @@ class Planner(PlanQueue):
         self._note(state)
 
     def __setstate__(self, given: dict[str, Any]) -> None:
-        # Pickles of version 0.1.0 know of no steps.
-        state = given["state"]
-        new = {"anchors": ((state.anchor, state.epoch_size),), "recut": None, "holes": None}
-        super().__setstate__({**new, **given, "_repeats": (None, None)})
+        super().__setstate__({**given, "_repeats": (None, None)})
 
     @property
     def anchor(self) -> Anchor:

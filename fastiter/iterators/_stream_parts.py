@@ -179,8 +179,8 @@ class PartStore:
         for number, position in lanes:
             turn = self._turns.setdefault(number, _Turn(position, []))
             if position > turn.start:
-                del turn.rows[: position - turn.start]
-                turn.start = position
+                # No handler runs between the two: examples would be taken for others.
+                turn.start, turn.rows = position, turn.rows[position - turn.start :]
             while len(turn.states) > 1 and turn.states[1][0] <= position:
                 del turn.states[0]
 

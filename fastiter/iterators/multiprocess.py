@@ -159,7 +159,7 @@ class MultiprocessIterator(PrefetchingIterator):
     _REOPENABLE = False
     _gathers_in_caller = True  # where that is faster
     _pool_type: type[Pool] = Pool
-    _hedge: float | None = None  # of pickles that have none
+    _hedge: float | None
 
     @names_counterparts
     def __init__(

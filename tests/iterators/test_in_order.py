@@ -96,7 +96,7 @@ def test_a_state_with_holes_gives_the_others_once_and_first():
         assert [next(other) for _ in range(8)] == rest[1:]
         assert [next(again) for _ in range(8)] == rest[1:]
         other.close()
-    clone = object.__new__(MultiprocessIterator)
+    clone = MultiprocessIterator.__new__(MultiprocessIterator)
     clone.__setstate__(copied)
     with clone:
         assert sorted(next(clone) for _ in range(2)) == sorted(rest[:2])

@@ -99,7 +99,7 @@ def test_interrupts_at_any_moment(kind, converter, broken, request, monkeypatch)
         nonlocal batch
         # Again every 0.1 s: what a handler raises inside a weak reference's callback is lost.
         signal.setitimer(signal.ITIMER_REAL, generator.uniform(1e-5, generator.choice(delays)), 0.1)
-        for batch in iterator:
+        for batch in iterator:  # noqa: B007 - `check` reads it
             check()
             if is_enough():
                 break
@@ -149,8 +149,9 @@ LOOPS: dict[str, Any] = {
 
 
 @pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
+@pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("kind", LOOPS)
-def test_interrupts_at_each_line(kind: str) -> None:
+def test_interrupts_at_each_line(kind: str, seed: int | None) -> None:
     """A `for` loop, interrupted at each line of the package, has each batch once, in order; and
     states saved at interrupts go on where the loop was."""
     make, dataset, arguments = LOOPS[kind]
@@ -160,44 +161,55 @@ def test_interrupts_at_each_line(kind: str) -> None:
     def iterator_of() -> Any:
         return KINDS[make](dataset(), BATCH, **shuffle, **arguments)
 
-    def rows_of(batch: Any) -> list[int]:
-        return [int(row[0]) for row in batch]
-
     with iterator_of() as iterator:
         expected = [rows_of(next(iterator)) for _ in range(n_batches)]
-    n_seen = 0
-    for seed in (None, 1):
-        interrupts, found, states = Interrupts(seed), [], []
-        with iterator_of() as iterator:
+    with iterator_of() as iterator:
+        # The start has too many lines to be left alone by chance; so have, several times in a row,
+        # the hundreds of lines of a stream's batch, all of which run again after an interrupt.
+        found = [] if seed is None else [rows_of(next(iterator))]
+        interrupts = Interrupts(seed, 0.004)
+        states = interrupted(iterator, found, n_batches, interrupts)
+        while kind == "any order" and iterator.epoch < 2:  # until all of both are delivered
+            found.append(rows_of(next(iterator)))
+    assert interrupts.count > 20 or seed is not None
+    if kind == "any order":
+        counts = collections.Counter(map(tuple, found))  # some may be of a third epoch
+        assert all(counts[tuple(rows)] in (2, 3) for rows in expected)
+        return
+    assert found == expected
+    for n_before, state in states:
+        with iterator_of() as again:
+            again.load_state_dict(state)
+            following = [rows_of(next(again)) for _ in range(3)]
+        assert following == (expected * 2)[n_before : n_before + 3]
 
-            def loop() -> None:
-                with interrupts:
-                    for batch in iterator:
-                        found.append(rows_of(batch))
-                        if len(found) == n_batches:
-                            return
 
-            while len(found) < n_batches:
-                try:
-                    loop()
-                except KeyboardInterrupt:
-                    n_seen += 1
-                    if n_seen % 40 == 5 and kind != "any order":
-                        states.append((len(found), iterator.state_dict()))
-            while kind == "any order" and iterator.epoch < 2:  # until all of both are delivered
-                found.append(rows_of(next(iterator)))
-        if kind == "any order":
-            counts = collections.Counter(map(tuple, found))  # some may be of a third epoch
-            assert all(counts[tuple(rows)] in (2, 3) for rows in expected)
-        else:
-            assert found == expected
-        for n_before, state in states:
-            with iterator_of() as again:
-                again.load_state_dict(state)
-                assert [rows_of(next(again)) for _ in range(3)] == (expected * 2)[
-                    n_before : n_before + 3
-                ]
-    assert n_seen > 20
+def rows_of(batch: Any) -> list[int]:
+    return [int(row[0]) for row in batch]
+
+
+def interrupted(
+    iterator: Any, found: list[list[int]], count: int, interrupts: Interrupts
+) -> list[tuple[int, dict[str, Any]]]:
+    """Have a loop find this number of batches; return states that were saved at interrupts, with
+    the number of batches before them."""
+    states, n_seen = [], 0
+
+    def loop() -> None:
+        with interrupts:
+            for batch in iterator:
+                found.append(rows_of(batch))
+                if len(found) == count:
+                    return
+
+    while len(found) < count:
+        try:
+            loop()
+        except KeyboardInterrupt:
+            n_seen += 1
+            if n_seen % 40 == 5:
+                states.append((len(found), iterator.state_dict()))
+    return states
 
 
 def test_an_interrupt_while_a_seed_is_read_is_raised_as_it_is() -> None:

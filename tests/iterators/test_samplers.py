@@ -485,13 +485,6 @@ def test_weights_must_be_those_of_the_dataset():
         SerialIterator(range(22), 4, order_sampler=WeightedOrderSampler(WEIGHTS, 0))
 
 
-def test_a_block_sampler_that_was_pickled_by_version_0_1_0_goes_on():
-    sampler, former = (BlockShuffleOrderSampler(0, 3, 2) for _ in range(2))
-    former.__dict__.pop("_ends", None)
-    former = pickle.loads(pickle.dumps(former))
-    assert former(range(20), 0)[:].tolist() == sampler(range(20), 0)[:].tolist()
-
-
 def test_a_dataset_that_has_become_shorter_is_named() -> None:
     class Shrinking:
         n = 10

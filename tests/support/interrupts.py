@@ -16,10 +16,11 @@ PACKAGE = str(Path(fastiter.__file__).parent)
 
 class Interrupts:
     """Raises KeyboardInterrupt at lines of the package, but for finalizers, which would lose it:
-    at each one when it is first run, or with a seed at random ones."""
+    at each one when it is first run, or with a seed at random ones, a share of them."""
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, share: float = 0.02) -> None:
         self.random = None if seed is None else random.Random(seed)
+        self.share = share
         self.seen: set[tuple[CodeType, int]] = set()
         self.count, self.pid = 0, os.getpid()
 
@@ -37,7 +38,7 @@ class Interrupts:
         if event != "line" or os.getpid() != self.pid:
             return self
         place = code, frame.f_lineno
-        if place not in self.seen if self.random is None else self.random.random() < 0.02:
+        if place not in self.seen if self.random is None else self.random.random() < self.share:
             self.seen.add(place)
             self.count += 1
             raise KeyboardInterrupt

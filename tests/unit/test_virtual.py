@@ -98,11 +98,6 @@ def test_it_takes_no_memory():
         tracemalloc.stop()
 
 
-def test_a_pickle_of_version_0_1_0_loads():
-    pickled = b"cfastiter._virtual\nVirtualOrder\n(I10\n(I1\nI2\ntI3\ntR."
-    assert pickle.loads(pickled) == VirtualOrder(10, (1, 2), 3)
-
-
 def test_pickles_and_compares_by_its_arguments():
     order = VirtualOrder(10**12, WORDS, 3)
     assert len(pickle.dumps(order)) < 200
