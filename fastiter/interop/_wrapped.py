@@ -94,14 +94,14 @@ class EpochLoops(Wrapped):
         # Any other one only knows its end, by the attributes of Chainer's interface.
         elif getattr(inner, "repeat", True) is False and getattr(inner, "epoch", 0) > 0:
             self.reset()
-        return _Loop(self)
+        return _OneLoop(self)
 
     def close(self) -> None:
         """Finalize the wrapped iterator; the same as `finalize`."""
         self.finalize()
 
 
-class _Loop(Wrapped):
+class _OneLoop(Wrapped):
     """The iterator of one ``for``. Its own ``iter()`` begins no epoch, so that ``for`` can follow
     ``batches = iter(loader); first = next(batches)``."""
 

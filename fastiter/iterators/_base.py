@@ -20,7 +20,6 @@ from fastiter._device.cupy import leak_after_fork
 from fastiter._engine.loop import Loop
 from fastiter._fetch.dataset_access import keeps_rows, row_groups_of
 from fastiter._fetch.seeded import Seeding
-from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.example_context import ExampleContext, keep_generators
 from fastiter._order.plan import TAILS
 from fastiter._stats.stats import IteratorStats, LoaderStats
@@ -54,7 +53,6 @@ from fastiter.iterators._snapshot import Snapshot, as_dict, exchange
 from fastiter.iterators._source import Source, concat_of
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators._stream import StreamPlanner
-from fastiter.iterators._stream_parts import PartStore
 from fastiter.iterators.samplers._batches import SeededBatchSampler
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.epochs import RowsOfEpochs, sampler_of_epochs
@@ -69,6 +67,7 @@ if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
     from fastiter._stats.trace import Call, Trace, WorkerTraces
     from fastiter.iterators._arguments import Rank, SeedExamples, Tail
+    from fastiter.iterators._stream_parts import PartStore
 
 
 class PlannedIterator(Loop, IteratorProperties):
@@ -174,12 +173,8 @@ class PlannedIterator(Loop, IteratorProperties):
         kept = {*self.__dict__}
         self._init_runtime()
         self._reading: PlannedIterator | None = None
-        if isinstance(self._planner, StreamPlanner):
-            stream, n_shards = self._dataset, len(self._dataset.shards)
-            if self._seeding is not None:
-                stream = stream.seeded(ShardSeeds(self._seed, self._seeding, n_shards))
-            n_rows = self._planner.batch_size * self._planner.num_ranks
-            store = PartStore(stream, n_rows, self._timer)
+        store = self._planner.parts_for(self._seeding, self._timer)
+        if store is not None:
             self._reading = store.iterator = self._open_reading(store)
             self._planner.attach(store)
         self._runtime = self.__dict__.keys() - kept  # names that copies and pickles leave out
@@ -192,8 +187,6 @@ class PlannedIterator(Loop, IteratorProperties):
         copies and pickles.
         """
         self._prepare(is_serial=True)
-        self._is_stream = isinstance(self._planner, StreamPlanner)
-        self._is_usual = self._in_order and not self._is_stream
         self._epochs = EpochStore()
         sampler = self._sampler
         if isinstance(sampler, SeededBatchSampler) and sampler._n_ahead() > 0:
@@ -268,12 +261,7 @@ class PlannedIterator(Loop, IteratorProperties):
 
     def _fetch_stream(self, plan: Plan) -> Any:
         """`_fetch` of a batch of a `StreamDataset`."""
-        assert isinstance(self._planner, StreamPlanner)
-        assert plan.indices is not None
-        examples = self._planner.store.examples(plan.request)
-        plan.n_dropped = len(plan.indices) - len(examples)
-        plan.progress = self._planner.progress  # shards may have failed
-        return self._capture(plan, self._source.batch_of, examples)
+        return self._capture(plan, self._source.batch_of, self._planner.examples_of(plan))
 
     def _drop_works(self, works: list[Any]) -> None:
         """End the work for plans that were just dropped, by a reset or a loaded snapshot.
@@ -364,7 +352,7 @@ class PlannedIterator(Loop, IteratorProperties):
         while (indices := plan.indices) is not None:
             batch = plan.outcome
             if batch is None:
-                if self._is_usual:
+                if self._in_order and plan.request is None:
                     batch = plan.outcome = self._fetch(plan)
                 else:
                     plan, batch = self._fetch_first(plan)
@@ -396,7 +384,7 @@ class PlannedIterator(Loop, IteratorProperties):
     def _fetch_first(self, plan: Plan) -> tuple[Plan, Any]:
         """Make the batch of ``plan`` or, with ``in_order=False``, of the one that then comes first,
         and keep it in that plan; return both."""
-        batch = self._fetch_stream(plan) if self._is_stream else self._fetch(plan)
+        batch = self._fetch(plan) if plan.request is None else self._fetch_stream(plan)
         first: Plan = self._planner.plans[0]
         first.outcome = batch
         return first, batch
@@ -437,28 +425,11 @@ class PlannedIterator(Loop, IteratorProperties):
         self._refuse_inside_next("reset()")
         with self._lock:
             self._check_reopenable("reset")
-            # The number that follows, not those of orders drawn ahead. A batch sampler leaves out
-            # no epoch, nor do rows that are made for one: what was drawn at the end comes now.
-            before = self._planner.state
-            number = before.n_drawn
-            leaves_none_out = before.cuts is not None or getattr(
-                self._sampler, "_sizes_vary", False
-            )
-            if isinstance(self._planner, StreamPlanner):
-                state = self._planner.after_reset()
-            elif leaves_none_out and before.position == 0:
-                state = before._replace(epoch=0, is_new_epoch=False, previous_epoch_detail=None)
-            else:
-                n_ranks = self._planner.num_ranks
-                state = initial_state(
-                    self._sampler, self._dataset_len, n_ranks, number, before.step
-                )
+            state = self._planner.after_reset()
             skips = self._snapshot().skips
             if skips is not None:  # the limit counts anew, the list stays
                 skips = skips._replace(epoch=0, n_skipped=0)
-            seed = self._seed  # the epochs of a stream go on counting
-            if not isinstance(self._planner, StreamPlanner):
-                seed = _seed.seed_after_reset(seed)
+            seed = self._planner.seed_after_reset(self._seed)
             self._go_on_from(Snapshot(state, seed, skips, state.anchor))
 
     def finalize(self) -> None:
@@ -477,8 +448,7 @@ class PlannedIterator(Loop, IteratorProperties):
                 leak_after_fork(*self._planner.works())
             return
         self._close()
-        if isinstance(self._planner, StreamPlanner):
-            self._planner.close()
+        self._planner.close()
         self._planner.rewind()
         self._epochs.clear()
         self._source.close()

@@ -10,7 +10,6 @@ from fastiter._fetch.dataset_access import epochs_of
 from fastiter._util.arguments import checked_int
 from fastiter.dataset.iterator import Iterator
 from fastiter.iterators._addresses import Address, Preview, address_of
-from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
 
 if TYPE_CHECKING:
@@ -239,7 +238,7 @@ class IteratorProperties(Iterator):
         return self._planner.state.whole_size
 
     def _refuse_of_stream(self, what: str) -> None:
-        if isinstance(self._planner, StreamPlanner):
+        if not self._planner.has_addresses:
             raise TypeError(
                 f"{what} is not known of a StreamDataset, whose shards are read until they end"
             )

@@ -33,7 +33,6 @@ from fastiter.iterators._state import (
     is_virtual,
     seeded_epoch,
 )
-from fastiter.iterators._stream import StreamPlanner, loaded_stream, saved_stream
 from fastiter.iterators.samplers._batches import CallableBatches, Cutting, SeededBatchSampler
 from fastiter.iterators.samplers._seeded import (
     RECORD_SIZE,
@@ -103,8 +102,9 @@ def exchange(
     for key, value in given.items():
         stored[key] = _ask(serializer, key, value)
     if _is_saving(serializer, stored, {**given, "previous_epoch_detail": detail}):
-        if isinstance(planner, StreamPlanner):
-            serializer(_STREAM_KEY, _as_bytes(saved_stream(planner, state)))
+        stream = planner.saved_stream(state)
+        if stream is not None:
+            serializer(_STREAM_KEY, _as_bytes(stream))
             if current.skips is not None:
                 serializer(SKIPS_KEY, _as_bytes(current.skips.saved()))
             return None
@@ -133,8 +133,9 @@ def as_dict(current: Snapshot, planner: Planner) -> dict[str, Any]:
     An order is a text; where orders have numbers, the record alone says all.
     """
     state = current.state
-    if isinstance(planner, StreamPlanner):
-        saved: dict[str, Any] = {_STREAM_KEY: saved_stream(planner, state)}
+    stream = planner.saved_stream(state)
+    if stream is not None:
+        saved: dict[str, Any] = {_STREAM_KEY: stream}
     else:
         record = _record_of(state, planner)
         if record is not None:
@@ -287,9 +288,9 @@ def _loaded(
     *,
     strict: bool,
 ) -> Snapshot:
-    if isinstance(planner, StreamPlanner):
-        state = loaded_stream(_ask_json(serializer, _STREAM_KEY), planner)
-        state = state._replace(
+    of_stream = planner.loaded_stream(_ask_json(serializer, _STREAM_KEY))
+    if of_stream is not None:
+        state = of_stream._replace(
             epoch=_loaded_int(stored, "epoch"),
             is_new_epoch=bool(_loaded_int(stored, "is_new_epoch")),
         )
@@ -299,9 +300,6 @@ def _loaded(
         if current.skips is not None:
             skips = SkipState.loaded(_ask_json(serializer, SKIPS_KEY))
         return Snapshot(state, current.seed, skips, state.anchor)
-    stream = _ask(serializer, _STREAM_KEY, None)
-    if stream is not None and stream is not _ABSENT:
-        raise ValueError("the snapshot was saved with a StreamDataset, but this one reads none")
     state, sampler = current.state, planner._order_sampler
     dataset_size = planner._dataset_len()
     position = _loaded_int(stored, "current_position")

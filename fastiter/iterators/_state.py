@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fastiter._order.plan import Plan, PlanQueue, epoch_detail, size_within
+from fastiter.iterators._seed import seed_after_reset
 from fastiter.iterators.samplers._batches import Cutting, SeededBatchSampler
 from fastiter.iterators.samplers._repeats import repeats_of
 from fastiter.iterators.samplers._seeded import is_seeded
@@ -23,7 +24,9 @@ from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from fastiter._fetch.seeded import Seeding
     from fastiter._order.example_context import Seed
+    from fastiter._stats.timer import Timer
     from fastiter.iterators._snapshot import Snapshot
     from fastiter.iterators.samplers._batches import Limit
     from fastiter.iterators.samplers._seeded import SeededSampler
@@ -282,6 +285,55 @@ class Planner(PlanQueue):
 
     def __setstate__(self, given: dict[str, Any]) -> None:
         super().__setstate__({**given, "_repeats": (None, None)})
+
+    # ---- what another kind of planner has otherwise
+
+    #: whether batches have addresses, and so can be planned, and come, before those that precede
+    has_addresses: ClassVar[bool] = True
+
+    def parts_for(self, seeding: Seeding | None, timer: Timer) -> Any:
+        """A new `PartStore`, where batches are planned of what it has read; else None."""
+        return None
+
+    def attach(self, store: Any) -> None:
+        """Plan batches of what ``store`` reads, which holds nothing yet."""
+        raise NotImplementedError
+
+    def examples_of(self, plan: Plan) -> list[Any]:
+        """The examples of a plan that names them by `Plan.request`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End what reads for the planner."""
+
+    def after_reset(self) -> State:
+        """The state to go on from after a reset: at the start of the first epoch, with a new order.
+
+        The new order has the number that follows, not that of an order drawn ahead. A batch sampler
+        leaves out no epoch, nor do rows that are made for one: their epoch comes now if nothing of
+        it was delivered.
+        """
+        state, sampler = self.state, self._order_sampler
+        leaves_none_out = state.cuts is not None or getattr(sampler, "_sizes_vary", False)
+        if leaves_none_out and state.position == 0:
+            return state._replace(epoch=0, is_new_epoch=False, previous_epoch_detail=None)
+        numbers = state.n_drawn, state.step
+        return initial_state(sampler, self._dataset_len, self.num_ranks, *numbers)
+
+    def seed_after_reset(self, seed: Seed) -> Seed:
+        """The seed of examples after a reset: another one, for the epochs count from 0 again."""
+        return seed_after_reset(seed)
+
+    def saved_stream(self, state: State) -> dict[str, Any] | None:
+        """What a snapshot says in place of order, seed and cuts; None if it has those."""
+        return None
+
+    def loaded_stream(self, stored: Any) -> State | None:
+        """The state that `saved_stream` has told of, checked. ``stored`` is None where a snapshot
+        has nothing of it."""
+        if stored is not None:
+            raise ValueError("the snapshot was saved with a StreamDataset, but this one reads none")
+        return None
 
     @property
     def anchor(self) -> Anchor:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.plan import Plan
 from fastiter._util.failures import Failure
 from fastiter.iterators._skips import ShardPolicy, SkipState, natural
@@ -22,6 +23,9 @@ from fastiter.iterators._state import Planner, State, converter_seed, dataset_le
 from fastiter.iterators._stream_parts import Front, Lanes, PartStore
 
 if TYPE_CHECKING:
+    from fastiter._fetch.seeded import Seeding
+    from fastiter._order.example_context import Seed
+    from fastiter._stats.timer import Timer
     from fastiter.datasets.stream_dataset import StreamDataset
 
 _VERSION = 1
@@ -82,18 +86,37 @@ class StreamPlanner(Planner):
         self._windows.clear()
         self._look_ahead(state)
 
+    # ---- what `Planner` asks
+
+    has_addresses = False
+
+    def parts_for(self, seeding: Seeding | None, timer: Timer) -> PartStore:
+        stream = self.stream
+        if seeding is not None:
+            assert self.example_seed is not None
+            stream = stream.seeded(ShardSeeds(self.example_seed, seeding, len(stream.shards)))
+        return PartStore(stream, self.batch_size * self.num_ranks, timer)
+
     def close(self) -> None:
-        """End what reads."""
         if "store" in self.__dict__:
             self.store.close()
 
     def attach(self, store: PartStore) -> None:
-        """Read by ``store``, which holds nothing yet."""
         self.store = store
         store.clear(self.sources)
         store.decide = self._decide
         if self.num_ranks > 1 and self.stream.lengths is not None:
             store.keep = self._keep
+
+    def examples_of(self, plan: Plan) -> list[Any]:
+        assert plan.indices is not None
+        examples = self.store.examples(plan.request)
+        plan.n_dropped = len(plan.indices) - len(examples)
+        plan.progress = self.progress  # shards may have failed
+        return examples
+
+    def seed_after_reset(self, seed: Seed) -> Seed:
+        return seed  # epochs go on counting
 
     def __getstate__(self) -> dict[str, Any]:
         given = super().__getstate__()
@@ -339,63 +362,65 @@ class StreamPlanner(Planner):
                 n_opened += 1
         return found, tuple(turns), n_opened
 
+    # ---- snapshots
 
-def saved_stream(planner: StreamPlanner, state: State) -> dict[str, Any]:
-    """What a snapshot holds of the stream, besides the numbers that all iterators have."""
-    place = _place_of(state)
-    first = (state.n_drawn - 1) * state.epoch_size
-    planner._note_sources()
-    return {
-        **_facts(planner),
-        "step": state.step,
-        "number": state.n_drawn - 1,
-        "opened": place.n_opened,
-        "window_number": place.number,
-        "offset": place.offset,
-        "lanes": [[turn - first, at] for turn, at in place.lanes],
-        "sources": [[turn - first, at, of] for turn, (at, of) in planner.sources.items()],
-    }
+    def saved_stream(self, state: State) -> dict[str, Any]:
+        place = _place_of(state)
+        first = (state.n_drawn - 1) * state.epoch_size
+        self._note_sources()
+        return {
+            **self._facts(),
+            "step": state.step,
+            "number": state.n_drawn - 1,
+            "opened": place.n_opened,
+            "window_number": place.number,
+            "offset": place.offset,
+            "lanes": [[turn - first, at] for turn, at in place.lanes],
+            "sources": [[turn - first, at, of] for turn, (at, of) in self.sources.items()],
+        }
 
+    def _facts(self) -> dict[str, Any]:
+        """What order and examples follow from."""
+        stream, seed = self.stream, self.example_seed
+        facts = {
+            "version": _VERSION,
+            "n_shards": len(stream.shards),
+            "shards": stream.digest(),
+            "seed": None if stream.words is None else list(stream.words),
+            "window": stream.window,
+            "interleave": stream.interleave,
+        }
+        return facts if seed is None else {**facts, "seed_examples": list(seed)}
 
-def _facts(planner: StreamPlanner) -> dict[str, Any]:
-    """What order and examples follow from."""
-    stream, seed = planner.stream, planner.example_seed
-    facts = {
-        "version": _VERSION,
-        "n_shards": len(stream.shards),
-        "shards": stream.digest(),
-        "seed": None if stream.words is None else list(stream.words),
-        "window": stream.window,
-        "interleave": stream.interleave,
-    }
-    return facts if seed is None else {**facts, "seed_examples": list(seed)}
-
-
-def loaded_stream(stored: Any, planner: StreamPlanner) -> State:
-    """The state that `saved_stream` has told of, checked; the planner has its sources."""
-    if not isinstance(stored, Mapping):
-        raise ValueError("the snapshot was not saved with a StreamDataset, but this one reads one")
-    facts = _facts(planner)
-    for name in {**facts, "seed_examples": None}:
-        ours = facts.get(name)
-        if stored.get(name) != ours:
+    def loaded_stream(self, stored: Any) -> State:
+        """As in `Planner`; the planner has its sources, too."""
+        if not isinstance(stored, Mapping):
             raise ValueError(
-                f"the snapshot was saved with another stream: its {name} is {stored.get(name)!r}, "
-                f"here it is {ours!r}"
+                "the snapshot was not saved with a StreamDataset, but this one reads one"
             )
-    n_shards = len(planner.stream.shards)
-    try:
-        names = ("number", "opened", "window_number", "offset", "step")
-        number, opened, window, offset, step = (natural(stored[name]) for name in names)
-        first = number * n_shards
-        lanes = tuple((first + natural(turn), natural(at)) for turn, at in stored["lanes"])
-        sources = {first + natural(turn): (natural(at), of) for turn, at, of in stored["sources"]}
-        if opened > n_shards or any(turn >= first + opened for turn, _ in lanes):
-            raise ValueError(f"{opened} opened shards, of {n_shards}")
-        if not offset < planner.stream.window or len(dict(lanes)) != len(lanes):
-            raise ValueError(f"offset {offset}, lanes {lanes}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the snapshot's 'stream' cannot be read: {error!r}") from error
-    planner.sources = sources
-    place = StreamPlace(lanes, opened, window, offset)
-    return State(opened - len(lanes), 0, False, place, n_shards, None, number + 1, None, step)
+        facts = self._facts()
+        for name in {**facts, "seed_examples": None}:
+            theirs, ours = stored.get(name), facts.get(name)
+            if theirs != ours:
+                raise ValueError(
+                    f"the snapshot was saved with another stream: its {name} is {theirs!r}, here "
+                    f"it is {ours!r}"
+                )
+        n_shards = len(self.stream.shards)
+        try:
+            names = ("number", "opened", "window_number", "offset", "step")
+            number, opened, window, offset, step = (natural(stored[name]) for name in names)
+            first = number * n_shards
+            lanes = tuple((first + natural(turn), natural(at)) for turn, at in stored["lanes"])
+            sources = {
+                first + natural(turn): (natural(at), of) for turn, at, of in stored["sources"]
+            }
+            if opened > n_shards or any(turn >= first + opened for turn, _ in lanes):
+                raise ValueError(f"{opened} opened shards, of {n_shards}")
+            if not offset < self.stream.window or len(dict(lanes)) != len(lanes):
+                raise ValueError(f"offset {offset}, lanes {lanes}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the snapshot's 'stream' cannot be read: {error!r}") from error
+        self.sources = sources
+        place = StreamPlace(lanes, opened, window, offset)
+        return State(opened - len(lanes), 0, False, place, n_shards, None, number + 1, None, step)

@@ -48,7 +48,6 @@ from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._source import Source
 from fastiter.iterators._state import Plan
-from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators._stream_parts import Parts, PartStore, reader_of
 
 if TYPE_CHECKING:
@@ -228,7 +227,7 @@ class MultiprocessIterator(PrefetchingIterator):
             in_order=in_order,
         )
         overtakes = not (self._in_order or self._n_processes == 0 or self._source.is_on_gpu)
-        self._planner.unordered = overtakes and not isinstance(self._planner, StreamPlanner)
+        self._planner.unordered = overtakes and self._planner.has_addresses
         if (self._shared_mem or 0) * self._most_rows() >= 1 << 63:
             raise ValueError(
                 "shared_mem must be bytes for one example, of which a batch has "
