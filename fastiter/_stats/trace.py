@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastiter._stats import timer
 from fastiter._util.arguments import checked_path
@@ -16,7 +16,6 @@ from fastiter._util.concurrency import items_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from fastiter.iterators._base import PlannedIterator
 
 _MOST_CALLS = 200_000  # of next(), the last ones
 _LOOP = 1  # thread number of the loop; viewers take 0 for the idle thread
@@ -27,6 +26,16 @@ Call = tuple[int, int, int, int, int]  # what `Timer.trace` gets
 WorkerTraces = dict[str, Iterable[tuple[str, int, int, int, int, int]]]
 
 
+class Traced(Protocol):
+    """An iterator that can be traced."""
+
+    def _start_trace(self, note: Callable[[Call], None]) -> None:
+        """Record from now on, calls of ``next()`` by ``note``."""
+
+    def _stop_trace(self) -> WorkerTraces:
+        """Record no more; return the records of the workers."""
+
+
 class Trace:
     """Records what an iterator and its workers do while a ``with`` block runs.
 
@@ -34,7 +43,7 @@ class Trace:
     an exception leaves it. The iterator need not have begun; one object at a time traces it.
     """
 
-    def __init__(self, iterator: PlannedIterator, path: str | os.PathLike[str] | None) -> None:
+    def __init__(self, iterator: Traced, path: str | os.PathLike[str] | None) -> None:
         self._iterator = iterator
         self._path = None if path is None else Path(checked_path("path", path))
         self._calls: deque[Call] = deque(maxlen=_MOST_CALLS)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastiter._workers.timeouts import Overrun
+from fastiter._workers.process import Overrun
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from fastiter._ring.parent import Lease, ScheduledBatch
 from fastiter._util.failures import Failure, load
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.crash_counts import CrashCounts, Exit
-from fastiter._workers.timeouts import Overrun
+from fastiter._workers.process import Overrun
 from fastiter.errors import DatasetError, DatasetTimeoutError, OverwrittenError, WorkerDiedError
 
 

@@ -30,7 +30,7 @@ from fastiter._util.failures import dump_start_error
 from fastiter._util.worker_info import WorkerInfo, set_worker_info
 from fastiter._workers import forkserver, row_writer, thread_limits
 from fastiter._workers.batch_converter import BatchConverter
-from fastiter._workers.shared_object import Later, Shared
+from fastiter._workers.shared_object import Later, Shared, WithImage
 
 #: Has a worker write its Python stacks: a real-time signal that Python and common libraries leave.
 STACK_SIGNAL = signal.SIGRTMIN + 7
@@ -72,21 +72,15 @@ class SpawnedWorker(SpawnProcess):
         os._exit(status)
 
 
-class Job(Protocol):
+class Job(WithImage, Protocol):
     """What the workers of a group work on: the same for all."""
 
-    image: str
-    """What messages call the image of it."""
     repeats: bool
     """Whether another worker repeats what one that is ended has not completed."""
     helper: int
     """Number of a worker that waits for others, so that no time limit is for it; -1: none."""
     end_seconds: float
     """How long a worker may take to end by itself."""
-
-    @property
-    def names(self) -> dict[str, Any]:
-        """Its parts by the names that messages give them, the smallest first."""
 
     def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
         """In the worker: gets ready, and gives the function that does the work. `seed` is this

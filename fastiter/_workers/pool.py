@@ -26,10 +26,10 @@ from fastiter._workers import thread_limits
 from fastiter._workers.crash_counts import CrashCounts, Exit
 from fastiter._workers.delivery import assemble, crash_error, drop_failed, read_irregular
 from fastiter._workers.main import BatchJob
-from fastiter._workers.process import LEFT, UNKNOWN_END, WorkerProcess
+from fastiter._workers.process import LEFT, UNKNOWN_END, Overrun, WorkerProcess
 from fastiter._workers.process_group import WorkerGroup
 from fastiter._workers.start_method import Start
-from fastiter._workers.timeouts import UNKILLABLE_SECONDS, Overrun, Timeouts, step_text
+from fastiter._workers.timeouts import UNKILLABLE_SECONDS, Timeouts, step_text
 from fastiter.errors import DatasetTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:

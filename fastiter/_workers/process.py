@@ -8,13 +8,10 @@ import select
 import signal
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from fastiter._clib import status
 from fastiter._util import fds
-
-if TYPE_CHECKING:
-    from fastiter._workers.timeouts import Overrun
 
 _CLOSING_SECONDS = 0.1  # between the moment that a dying process has closed its files and its end
 #: That SIGKILL takes at most, but for processes that nothing ends.
@@ -33,6 +30,19 @@ _FUTEX = {"x86_64": b"202", "aarch64": b"98", "riscv64": b"98", "ppc64le": b"221
 _PRIVATE, _COMMAND, _WAIT_COMMANDS = 0x80, 0x7F, (0, 6, 9, 13)
 # Letters of proc(5). In D the process waits for a page or a disk.
 _STATES = {b"T": STOPPED, b"t": TRACED, b"D": "waits for the kernel", b"R": "runs"}
+
+
+class Overrun(NamedTuple):
+    """A step that took longer than `dataset_timeout`, and whose worker was ended."""
+
+    step: int  # the dataset index; status.LOADING, FINISHING or STARTING; NO_STEP
+    seconds: float
+    limit: float  # dataset_timeout
+    stack: str
+    attempts: int = 1  # of the same row, or loading
+
+
+NO_STEP = -100  # in place of an index: the worker does not go on between two steps
 
 
 class WorkerProcess:

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from fastiter._ring.file_mappings import FileMappings, MappedFile
 from fastiter._ring.serialization import Packed, dumps, unpack
@@ -32,7 +32,6 @@ from fastiter._util.torch_tensors import shared_address
 from fastiter._workers.shm_image import Image, map_file
 
 if TYPE_CHECKING:
-    from fastiter._workers.main import Job
     from fastiter._workers.start_method import Caller
 
 T = TypeVar("T")
@@ -340,12 +339,23 @@ class _Pickled:
         return pickle.loads(self._data)
 
 
+class WithImage(Protocol):
+    """A job, as far as its image needs to know it."""
+
+    image: str
+    """Name of the image in messages."""
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Its parts by the names that messages give them, the smallest first."""
+
+
 def instead_of(caller: Caller) -> str:
     """What needs no image."""
     return f"pass {caller.context}='fork', or {caller.instead}"
 
 
-def image_of(job: Job, caller: Caller) -> Shared[Job]:
+def image_of(job: WithImage, caller: Caller) -> Shared[Any]:
     """The image of a job, still to be written."""
     instead = instead_of(caller)
     remedy = f"let it read from files, or {instead}"
@@ -361,7 +371,7 @@ def image_of(job: Job, caller: Caller) -> Shared[Job]:
         ) from error
 
 
-def _reserve(job: Job, remedy: str, pickler: type[pickle.Pickler]) -> Shared[Job]:
+def _reserve(job: WithImage, remedy: str, pickler: type[pickle.Pickler]) -> Shared[Any]:
     for probes in (False, True):
         mappings = FileMappings(_BUFFER_BYTES)
         reduce = StartReducer(mappings, probes)
@@ -387,7 +397,7 @@ def _advice(part: object) -> str:
     )
 
 
-def _unpicklable_part(job: Job) -> tuple[str, object]:
+def _unpicklable_part(job: WithImage) -> tuple[str, object]:
     """The smallest attribute that does not pickle, and its name."""
     name, value = "", None
     for name, value in job.names.items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fastiter._clib import status
 from fastiter._util.running_time import RunningTime
 from fastiter._util.warn import warn_caller
-from fastiter._workers.process import STUCK_SECONDS
+from fastiter._workers.process import NO_STEP, STUCK_SECONDS, Overrun
 from fastiter.errors import TimeoutWarning
 
 if TYPE_CHECKING:
@@ -28,17 +28,6 @@ _ENDED_STACK_SECONDS = 0.1
 logger = logging.getLogger("fastiter")
 
 
-class Overrun(NamedTuple):
-    """A step that took longer than `dataset_timeout`, and whose worker was ended."""
-
-    step: int  # the dataset index; status.LOADING, FINISHING or STARTING; NO_STEP
-    seconds: float
-    limit: float  # dataset_timeout
-    stack: str
-    attempts: int = 1  # of the same row, or loading
-
-
-NO_STEP = -100  # in place of an index: the worker does not go on between two steps
 _NEVER = float("inf")
 _Late = tuple["WorkerProcess", int, float]  # with its step, and for how long
 

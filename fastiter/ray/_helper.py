@@ -29,7 +29,8 @@ from fastiter._workers import row_writer
 from fastiter._workers.crash_counts import CrashCounts, Exit
 from fastiter._workers.delivery import crash_error
 from fastiter._workers.main import WorkerArguments
-from fastiter._workers.timeouts import Overrun, step_text
+from fastiter._workers.process import Overrun
+from fastiter._workers.timeouts import step_text
 from fastiter.ray._job import ClusterError, ClusterJob
 from fastiter.ray._remote import MOST_PARTS, NO_BEAT, Asked, Beat, NodeWorker, versions
 
