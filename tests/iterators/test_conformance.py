@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import pickle
 import statistics
 import threading
@@ -99,6 +100,21 @@ def test_order_sampler(make_any, order_size, batch_size):
     assert sampler.calls[0] == (list(range(7)), 0)
     for (current, _), before in zip(sampler.calls[1:], sampler.given, strict=False):
         assert current == before.tolist()
+
+
+def test_order_sampler_is_asked_in_the_callers_thread(make):
+    """Also for the epochs that are fetched ahead."""
+    asked = []
+
+    def sampler(order, position):
+        asked.append((os.getpid(), threading.get_ident()))
+        return np.arange(5)
+
+    iterator = make(range(5), 2, order_sampler=sampler)
+    for _ in range(9):
+        next(iterator)
+    assert set(asked) == {(os.getpid(), threading.get_ident())}
+    assert len(asked) >= 4
 
 
 def test_order_sampler_is_asked_at_the_end_without_repeat_too(make_any):

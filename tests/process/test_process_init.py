@@ -79,6 +79,20 @@ def test_each_worker_is_initialised_and_knows_itself(make, tmp_path, method):
     assert get_worker_info() is None
 
 
+def test_without_worker_processes_nothing_is_initialised():
+    fetched = []
+
+    class Noting(Told):
+        def __getitem__(self, i):
+            fetched.append((os.getpid(), get_worker_info()))
+            return i
+
+    arguments = {"n_processes": 0, "shuffle": False, "worker_init": fail}
+    with fastiter.MultiprocessIterator(Noting(), 4, **arguments) as iterator:
+        assert next(iterator) == [0, 1, 2, 3]
+    assert fetched == [(os.getpid(), None)] * 4
+
+
 def test_workers_that_replace_others_are_initialised(make, tmp_path):
     marks, deaths = tmp_path / "marks", tmp_path / "deaths"
     marks.mkdir()

@@ -600,3 +600,69 @@ def test_a_frame_is_no_table_as_for_torch() -> None:
         for n_workers in (0, 1):
             with pytest.raises(KeyError):
                 next(iter(kind(pandas.DataFrame({"a": [1, 2]}), 2, num_workers=n_workers)))
+
+
+def leading_views(rows):
+    whole = torch.stack(rows)
+    return whole, whole[:, :2], whole
+
+
+def test_tensors_that_are_views_of_one_have_memory_of_their_own():
+    """And the same tensor twice stays one."""
+    dataset = Dataset(lambda i: torch.full((3,), i + 1), 60)
+    loader = DataLoader(dataset, 4, num_workers=1, collate_fn=leading_views)
+    for whole, part, again in loader:
+        part.zero_()
+        assert whole.all()
+        again.zero_()
+        assert not whole.any()
+
+
+def test_a_tensor_of_a_batch_is_not_shared_until_it_is_asked_to():
+    loader = DataLoader(Dataset(lambda i: torch.full((3,), i), 60), 4, num_workers=1)
+    for number, batch in enumerate(loader):
+        assert not batch.is_shared()
+        assert batch.share_memory_().is_shared()
+        assert batch[:, 0].tolist() == [*range(4 * number, 4 * number + 4)]
+
+
+def test_gradients_of_examples_from_workers_are_required_without_a_history():
+    dataset = Dataset(lambda i: torch.full((2,), float(i), requires_grad=True), 40)
+    for batch in DataLoader(dataset, 4, num_workers=1):
+        assert batch.requires_grad and batch.grad_fn is None
+
+
+def five_does_not_pickle(rows):
+    return (lambda: None) if 5 in rows else rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"collate_fn": five_does_not_pickle}, Exception, "pickle"),
+        ({"raised": StopIteration}, RuntimeError, "StopIteration"),
+        ({"raised": SystemExit}, DatasetError, "in __getitem__"),
+    ],
+    ids=["does not pickle", "StopIteration", "SystemExit"],
+)
+def test_the_loop_goes_on_after_errors_that_end_torchs(arguments, error, text):
+    def example(i):
+        if i == 5 and "raised" in arguments:
+            raise arguments["raised"]
+        return i
+
+    collate_fn = arguments.get("collate_fn", list)
+    iterator = iter(DataLoader(Dataset(example, 12), 4, num_workers=1, collate_fn=collate_fn))
+    assert next(iterator) == [0, 1, 2, 3]
+    with pytest.raises(error, match=text):
+        next(iterator)
+    assert list(iterator) == [[8, 9, 10, 11]]
+
+
+def test_private_attributes_of_torchs_iterator_with_workers_do_not_exist():
+    iterator = iter(DataLoader(list(range(8)), 2, num_workers=1))
+    assert isinstance(iterator, torch_data.dataloader._BaseDataLoaderIter)
+    absent = "_workers _index_queues _worker_result_queue _task_info _data_queue _send_idx"
+    for name in (*absent.split(), "_rcvd_idx", "_workers_status"):
+        assert not hasattr(iterator, name), name
+    assert len(list(iterator)) == 4
