@@ -196,7 +196,8 @@ def test_every_page_is_in_a_table_of_contents() -> None:
 
 def proofs() -> list[tuple[str, str]]:
     """The tests that pages name as proofs: file in this directory, and function."""
-    pages = (ROOT / "docs" / "reference" / f"{name}.md" for name in ("reliability", "fidelity"))
+    names = ("reliability", "fidelity", "promises")
+    pages = (ROOT / "docs" / "reference" / f"{name}.md" for name in names)
     return [(node[1], node[3]) for page in pages for node in NODE.finditer(page.read_text())]
 
 
@@ -213,3 +214,18 @@ def test_every_fault_has_its_row_and_a_proof() -> None:
     rows = re.findall(r"^\| (\d+) \|.*\| (.*) \|$", text, re.MULTILINE)
     assert [number for number, _ in rows] == [str(number) for number in range(1, 61)]
     assert [number for number, tests in rows if not NODE.search(tests)] == []
+
+
+def test_every_promise_names_a_test_and_guides_come_in_their_order() -> None:
+    text = (ROOT / "docs" / "reference" / "promises.md").read_text()
+    rows = [row for row in re.findall(r"^\| (.*) \|$", text, re.M) if row != "promise | test"]
+    assert [row for row in rows if not NODE.search(row.rpartition(" | ")[2])] == []
+    promises = [row.rpartition(" | ")[0] for row in rows]
+    assert len(set(promises)) == len(promises)
+    guides = "".join((ROOT / "docs" / name).read_text() for name in ("index.md", "guide/howto.md"))
+    trees = re.findall(r"^```{toctree}\n(.*?)^```$", guides, re.MULTILINE | re.DOTALL)
+    named = re.findall(r"^(?:guide/)?(\w+)$", "".join(trees), re.MULTILINE)
+    order = [name for name in named if (ROOT / "docs" / "guide" / f"{name}.md").exists()]
+    pages = re.findall(r"^## \[.*\]\(\.\./guide/(\w+)\.md\)$", text, re.MULTILINE)
+    assert pages == [name for name in order if name in pages]
+    assert set(re.findall(r"\.\./guide/(\w+)\.md", text)) == set(order) - {"howto"}
