@@ -16,7 +16,8 @@ from functools import partial
 import numpy as np
 import pytest
 from cupy_standin import CUDARuntimeError
-from device_loops import AHEAD, KINDS, WIDTH, Loop, Rows, build, in_order, slots, wait_for_ready
+from device_loops import AHEAD, KINDS, WIDTH, Loop, Rows, build, in_order, wait_for_ready
+from inside import ring_of, slots_of
 from warned import make_warnings_errors
 
 from fastiter import concat_examples
@@ -127,15 +128,15 @@ def test_l8_a_slot_comes_back_with_the_event_of_its_copy(world, build):
     next(iterator)
     for _ in range(8):
         loop.step()  # the first two are spilled, so they are no borrowed slots
-    taken = slots(iterator)["leased"]
+    taken = slots_of(iterator)["leased"]
     assert taken > 0
     iterator.reset()  # drops what is ahead; the copies go on, and read the slots
     gc.collect()
-    assert slots(iterator)["leased"] == taken
+    assert slots_of(iterator)["leased"] == taken
     world.machine.go_on()
-    assert slots(iterator)["leased"] == taken  # nothing looks before the next call
+    assert slots_of(iterator)["leased"] == taken  # nothing looks before the next call
     iterator._source.gpu().poll()
-    assert slots(iterator)["leased"] == 0
+    assert slots_of(iterator)["leased"] == 0
     loop.seen.pop(0)
     loop.machine.finish()
     for x, t in loop.seen:
@@ -153,12 +154,12 @@ def test_a_program_far_ahead_of_its_gpu_waits_for_copies_and_memory_is_bounded(w
     waits = machine.event_waits
     for _ in range(60):  # nothing happens but what the host waits for
         loop.step()
-        assert slots(iterator)["leased"] <= 3
+        assert slots_of(iterator)["leased"] <= 3
     assert machine.event_waits > waits
     assert machine.device_waits == machine.stream_waits == 0
     assert machine.pinned_bytes == used[1]
     assert machine.device_bytes <= 6 * (4 * WIDTH * 4 + 512 + 512)
-    assert iterator._pool.copied_out == 0
+    assert iterator.stats().copied_out == 0
     loop.check(in_order(66))
 
 
@@ -212,7 +213,7 @@ def test_a_registered_slot_keeps_its_pages(world, build):
         x, _ = next(iterator)
         assert x.shape == (4, 1 << 23 if number == 2 else 11)
         world.machine.finish()
-        allocated.append(os.fstat(iterator._pool.ring.arena.fd).st_blocks)
+        allocated.append(os.fstat(ring_of(iterator).arena.fd).st_blocks)
     assert allocated == sorted(allocated)
 
 

@@ -28,6 +28,7 @@ from device_loops import (
     run_in_fork,
     wait_for_ready,
 )
+from inside import pids_of, pool_of
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples, to_device
 from fastiter._device import cupy as _cupy
@@ -243,8 +244,7 @@ def test_a_worker_that_dies_loses_nothing(world, build):
         loop.step()
         world.machine.some_steps(6)
         if number % 10 == 5:
-            worker = next(iter(iterator._pool._group.workers.values()))
-            os.kill(worker.pid, signal.SIGKILL)
+            os.kill(pids_of(iterator)[0], signal.SIGKILL)
     loop.check(in_order(30))
 
 
@@ -332,7 +332,7 @@ def test_a_gpu_that_is_not_there_is_told_before_anything_starts(make_world, buil
         next(iterator)
     with pytest.raises(RuntimeError, match=r"device 1 is not there"):
         iterator.start()
-    assert iterator._pool is None
+    assert pool_of(iterator) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

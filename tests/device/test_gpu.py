@@ -15,8 +15,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from device_loops import KINDS, Rows, run_in_fork, slots
+from device_loops import KINDS, Rows, run_in_fork
 from device_loops import WIDTH as NARROW
+from inside import pids_of, slots_of
 from test_async_transfer import ALL_DTYPES, spin
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples, to_device
@@ -126,13 +127,13 @@ def test_l8_slots_come_back_after_their_copies_only(cupy, build):
         behind = cupy.cuda.Event()
         behind.record()
     batches = [next(iterator) for _ in range(5)]
-    leased = slots(iterator)["leased"]
+    leased = slots_of(iterator)["leased"]
     assert not behind.done
     assert leased > 0
     behind.synchronize()
     cupy.cuda.Device().synchronize()
     iterator._source.gpu().poll()
-    assert slots(iterator)["leased"] < leased
+    assert slots_of(iterator)["leased"] < leased
     for number, batch in enumerate(batches, 8):
         assert_is(batch, number)
 
@@ -233,9 +234,9 @@ def test_workers_that_die_lose_nothing(build):
     for number in range(60):
         assert_is(next(iterator), number)
         if number % 10 == 5:
-            for worker in list(iterator._pool._group.workers.values()):
+            for pid in pids_of(iterator):
                 try:
-                    os.kill(worker.pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:  # killed before, and not noticed yet
                     continue
                 n_killed += 1

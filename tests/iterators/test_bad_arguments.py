@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from inside import planner_of
 
 from fastiter import (
     MultiprocessIterator,
@@ -165,7 +166,7 @@ def test_no_memory_for_the_indices_of_a_batch():
     """Nothing is lost by it: the same batch is tried again, and a smaller one is there at once."""
     iterator = SerialIterator([1, 2, 3], 2, shuffle=False)
     large = Planner(
-        iterator._planner.state,
+        planner_of(iterator).state,
         batch_size=1 << 58,
         repeat=True,
         order_sampler=None,

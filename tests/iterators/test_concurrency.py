@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from failing import Calling
+from inside import planner_of
 
 from fastiter import MultithreadIterator, SerialIterator, concat_examples
 from fastiter._ring import serialization
@@ -225,7 +226,7 @@ def test_an_iterator_is_asked_while_another_thread_iterates():
 
 
 def test_work_under_way_is_listed_while_another_thread_delivers():
-    planner = SerialIterator(range(1000), 4)._planner
+    planner = planner_of(SerialIterator(range(1000), 4))
     with meanwhile(planner.works, n_threads=2):  # as stats() and finalize() do
         for _ in range(20_000):
             while planner.ahead().number % 3:

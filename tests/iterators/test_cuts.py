@@ -13,6 +13,7 @@ import pytest
 from epochs import shared_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inside import planner_of
 
 from fastiter import (
     BlockShuffleOrderSampler,
@@ -107,7 +108,7 @@ def test_the_rule_of_cuts(n, batch_size, num_ranks, tail, repeat, drop_last):
             assert iterator.valid.tolist() == [row.is_valid for row in rows]
             assert (iterator.current_position, iterator.epoch) == after
             assert iterator.is_new_epoch == (iterator.epoch > before)
-            assert iterator._planner.state.step == step
+            assert planner_of(iterator).state.step == step
         same_states(iterators)
     if not repeat:
         assert len(iterators[0]) == len(expected) or len(expected) == 9
@@ -555,7 +556,7 @@ def test_a_batch_sampler_is_no_order_sampler():
         SerialIterator(range(4), 2, order_sampler=Pairs(0, 2))
     assert (
         Cutting(0, 1, (2,))
-        == SerialIterator(range(4), batch_sampler=Pairs(0, 2))._planner.cuttings_of(0)[0]
+        == planner_of(SerialIterator(range(4), batch_sampler=Pairs(0, 2))).cuttings_of(0)[0]
     )
 
 

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from inside import abandoned_thread_of
 
 from fastiter import DatasetTimeoutError, MultithreadIterator, concat_examples
 from fastiter.errors import TimeoutWarning
@@ -134,7 +135,7 @@ def test_no_thread_is_left(make):
         with pytest.raises(DatasetTimeoutError, match="no thread is left: 1 of them hang"):
             next(iterator)
     dataset.held.clear()
-    abandoned = iterator._threads._abandoned[0]
+    abandoned = abandoned_thread_of(iterator)
     dataset.gate.set()  # what hangs has its turn still
     abandoned.join(HANG)
     assert iterator.stats().abandoned == 0

@@ -434,7 +434,7 @@ def test_a_column_with_gaps_closed_is_still_shared_memory():
             assert (array == np.array(left, dtype=np.float32)[:, None, None]).all()
             if number > 4:  # what the examples have in common is known
                 assert type(array.base) is Lease
-        assert iterator._pool.copied_out == 0
+        assert iterator.stats().copied_out == 0
 
 
 def test_a_dataset_of_columns(make):

@@ -16,6 +16,7 @@ import contextlib
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -25,17 +26,13 @@ from typing import Any
 
 import numpy as np
 import psutil
-from outside import (
-    children,
-    descriptors,
-    is_alive,
-    mapped_arenas,
-    orphaned_names,
-    pids_of,
-    threads,
-)
+from outside import children, descriptors, is_alive, mapped_arenas, orphaned_names, threads
 
 from fastiter import MultiprocessIterator, concat_examples
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))  # for whoever runs it by hand
+
+from inside import n_restarts, pids_of
 
 LOOKS = 20
 #: Bytes that allocators of parent and workers may keep; those of sanitizers keep more.
@@ -180,8 +177,8 @@ class Killer:
                 time.sleep(0.001)  # all dead: until one is replaced
 
     def kill_one(self) -> bool:
-        workers = list(self.iterator._pool._group.workers.values())
-        alive = [w.pid for w in workers if w.pid not in self.victims and is_alive(w.pid)]
+        pids = pids_of(self.iterator)
+        alive = [pid for pid in pids if pid not in self.victims and is_alive(pid)]
         if not alive:
             return False
         victim = self.random.choice(alive)
@@ -247,7 +244,7 @@ def run(
     killer.thread.join(60)
     assert not killer.thread.is_alive(), f"{len(killer.victims)} of {kills} kills"
     seconds = time.monotonic() - started
-    restarts = iterator._pool.restarts
+    restarts = n_restarts(iterator)
     assert kills - workers <= restarts <= kills, f"{restarts} restarts after {kills} kills"
     workers_at_end = pids_of(iterator)
     iterator.finalize()

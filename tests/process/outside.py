@@ -161,18 +161,6 @@ def resident(pid: int | None = None) -> int:
     return psutil.Process(pid).memory_info().rss
 
 
-def pids_of(iterator: Any) -> list[int]:
-    """Pids of an iterator's workers."""
-    return [worker.pid for _, worker in sorted(iterator._pool._group.workers.items())]
-
-
-def ready_pids_of(iterator: Any) -> list[int]:
-    """Pids of those workers that have loaded the dataset."""
-    pool = iterator._pool
-    workers = list(pool._group.workers.values())
-    return [w.pid for w in workers if pool.ring.report(w.number)["ready"] == w.start]
-
-
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     """Sends a signal to a process that may have ended already."""
     with contextlib.suppress(ProcessLookupError):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from inside import ring_of
 
 from fastiter import (
     DatasetError,
@@ -104,7 +105,7 @@ def watch(iterator: Any, directory: Path, number: int) -> dict[str, Any]:
     is_right = getattr(iterator, "is_right", is_right_batch)
     next(iterator)
     first = BATCH
-    geometry = iterator._pool.ring.arena.geometry
+    geometry = ring_of(iterator).arena.geometry
     place = directory / f"{number}.ready"
     place.with_suffix(".part").write_text(json.dumps([os.getpid(), geometry]))
     place.with_suffix(".part").rename(place)

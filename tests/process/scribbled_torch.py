@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from inside import planner_of, pool_of
 from torch.utils.data import default_collate
 
 from fastiter.errors import WorkerDiedError
@@ -57,7 +58,7 @@ class Loader:
             multiprocessing_context="fork",
         )
         self._batches: Any = iter(loader)
-        self._pool = self._batches._pool
+        self._pool = pool_of(self._batches)
 
     def __next__(self) -> Any:
         try:
@@ -70,7 +71,7 @@ class Loader:
     @property
     def current_position(self) -> int:
         """Of the first example that was not delivered."""
-        number: int = self._batches._planner.peek().state.position - 1
+        number: int = planner_of(self._batches).peek().state.position - 1
         return number * self._sampler.batch_size % self._sampler.size
 
     def is_right(self, batch: Any, first: int) -> bool:

@@ -11,7 +11,8 @@ import time
 import numpy as np
 import pytest
 from examples_of import Blocks, Gated, Spawning
-from outside import HANG, is_alive, kill, later, pids_of, run_script, wait_until
+from inside import n_restarts, pids_of
+from outside import HANG, is_alive, kill, later, run_script, wait_until
 
 from fastiter import DatasetError
 
@@ -36,7 +37,7 @@ def test_what_a_worker_has_forked_outlives_it(make, monkeypatch, tmp_path, metho
         iterator = make(Spawning(24, tmp_path), 4, repeat=False, context=method)
         blocks = [block for batch in iterator for block in batch]
         assert np.array_equal(np.ravel(blocks), np.arange(24 * 64))
-        assert iterator._pool.restarts == 1
+        assert n_restarts(iterator) == 1
         iterator.finalize()
         (child,) = [int(path.suffix[1:]) for path in tmp_path.glob("child.*")]
         assert is_alive(child)
@@ -72,17 +73,17 @@ def test_children_that_the_kernel_reaps(make, monkeypatch, has_pidfds):
     try:
         iterator = make(Blocks(40, 1), 4, maxtasksperchild=2)
         taken(iterator, 12)
-        assert iterator.stats().deaths == 0 and iterator._pool.replacements > 0
+        assert iterator.stats().deaths == 0 and iterator.stats().replacements > 0
         iterator.finalize()
         iterator = make(Blocks(40, 1), 4)
         taken(iterator, 3)
         for pid in pids_of(iterator):
             kill(pid)
         number = 3
-        while number < 15 or iterator._pool.restarts < 2:  # one may do the other's work, too
+        while number < 15 or n_restarts(iterator) < 2:  # one may do the other's work, too
             taken(iterator, 1, number)
             number += 1
-        assert iterator._pool.restarts == 2
+        assert n_restarts(iterator) == 2
         iterator.finalize()
     finally:
         signal.signal(signal.SIGCHLD, before)
@@ -152,7 +153,7 @@ def test_a_worker_that_becomes_another_program(make, tmp_path):
 
     iterator = make(Executes(40, 1), 4)
     taken(iterator, 20)
-    assert iterator._pool.restarts == 1
+    assert n_restarts(iterator) == 1
 
 
 STAYS = """

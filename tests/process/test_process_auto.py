@@ -10,6 +10,8 @@ import time
 
 import numpy as np
 import pytest
+from inside import pids_of, pool_of
+from outside import is_alive
 
 import fastiter
 import fastiter.random
@@ -65,8 +67,8 @@ def test_batches_are_those_of_fixed_settings():
         by_hand(iterator)
         for workers, prefetch in [(2, 2), (5, 9), (1, 1), (8, 16), (3, 4), (6, 2)]:
             found += take(iterator, 1)
-            iterator._pool.set_workers(workers)
-            iterator._pool.adjust("n_prefetch", prefetch)
+            pool_of(iterator).set_workers(workers)
+            pool_of(iterator).adjust("n_prefetch", prefetch)
             assert (iterator.n_processes, iterator.n_prefetch) == (workers, prefetch)
             found += take(iterator, 7)
         state = iterator.state_dict()
@@ -82,14 +84,13 @@ def test_workers_that_are_too_many_leave():
     with MultiprocessIterator(Dataset(0.001), 4, **AUTO) as iterator:
         by_hand(iterator)
         take(iterator, 30)
-        pool = iterator._pool
+        pool = pool_of(iterator)
         pool.set_workers(6)
         until(iterator, lambda stats: [w.rows > 0 for w in stats.workers] == 6 * [True])
-        workers = pool._group.workers
-        assert len(workers) == 6
+        assert len(pids_of(iterator)) == 6
         pool.set_workers(1)
-        first = workers[0].pid
-        while sum(not worker.is_dead() for worker in list(workers.values())) > 1:
+        first = pids_of(iterator)[0]
+        while sum(map(is_alive, pids_of(iterator))) > 1:
             next(iterator)
         pool.set_workers(3)  # while some of them may not have been reaped yet
         take(iterator, 20)
@@ -105,9 +106,9 @@ def test_a_worker_that_dies_while_few_are_wanted_is_replaced():
     with MultiprocessIterator(Dataset(0.001), 4, **AUTO) as iterator:
         by_hand(iterator)
         next(iterator)
-        iterator._pool.set_workers(1)
+        pool_of(iterator).set_workers(1)
         next(iterator)
-        victim = iterator._pool._group.workers[0].pid
+        victim = pids_of(iterator)[0]
         os.kill(victim, 9)
         take(iterator, 10)
         assert iterator.stats().deaths == 1
@@ -146,7 +147,7 @@ def test_more_prefetch_for_bursts():
 def test_copies_begin_anew():
     with MultiprocessIterator(Dataset(), 10, **AUTO) as iterator:
         next(iterator)
-        iterator._pool.set_workers(7)
+        pool_of(iterator).set_workers(7)
         for other in (copy.copy(iterator), pickle.loads(pickle.dumps(iterator))):
             assert other.n_processes == first_workers(fastiter._util.cpus.usable_cpus())
             assert other.n_prefetch == 2 and other.stats().changes == ()

@@ -15,7 +15,8 @@ import numpy as np
 import psutil
 import pytest
 from examples_of import Blocks, Gated, Misfits, Numbered, Unloadable, killing_converter
-from outside import HANG, is_alive, kill, later, pids_of, ready_pids_of, wait_until
+from inside import n_restarts, pids_of, ready_pids_of
+from outside import HANG, is_alive, kill, later, wait_until
 
 from fastiter import WorkerDiedError, concat_examples
 
@@ -40,7 +41,7 @@ def test_a_death_in_fetch_loses_nothing(make, tmp_path, deed):
     iterator = make(Misfits(24, {5, 13}, deed, tmp_path), 4, repeat=False)
     assert [indices(batch) for batch in iterator] == np.arange(24).reshape(6, 4).tolist()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["13", "5"]
-    assert iterator._pool.restarts == 2
+    assert n_restarts(iterator) == 2
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -112,7 +113,7 @@ def test_a_death_with_thousands_of_rows_in_hand(make, tmp_path):
 
     iterator = make(Together(), 20_000)
     assert next(iterator) == list(range(20_000))
-    assert (tmp_path / "dead").exists() and iterator._pool.restarts == 1
+    assert (tmp_path / "dead").exists() and n_restarts(iterator) == 1
 
 
 def test_a_death_is_noticed_in_a_thread_with_a_small_stack(tmp_path, output_of):
@@ -158,7 +159,7 @@ def test_a_converter_that_dies_once_loses_nothing(make, tmp_path):
     iterator = make(Blocks(24, 1), 4, converter=convert)
     for number in range(12):
         assert next(iterator)[:, 0].tolist() == [(4 * number + row) % 24 for row in range(4)]
-    assert iterator._pool.restarts == 1
+    assert n_restarts(iterator) == 1
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,7 @@ def test_rare_deaths_over_many_epochs_poison_nothing(make, tmp_path):
         next(iterator)
         for mark in tmp_path.iterdir():
             mark.unlink()
-    assert iterator._pool.restarts >= 5
+    assert n_restarts(iterator) >= 5
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -313,7 +314,7 @@ def test_planned_exits_lose_nothing(make, method):
             np.testing.assert_array_equal(block, Blocks(24)[index])
         pids.update(pids_of(iterator))
     assert len(pids) > 4
-    assert iterator._pool.restarts == 0
+    assert n_restarts(iterator) == 0
 
 
 def test_one_task_per_child_for_long_batches(make):
@@ -321,7 +322,7 @@ def test_one_task_per_child_for_long_batches(make):
     iterator = make(Blocks(64, 1), 64, maxtasksperchild=1, n_processes=2)
     for _ in range(3):
         assert indices(next(iterator)) == list(range(64))
-    assert iterator._pool.restarts == 0
+    assert n_restarts(iterator) == 0
 
 
 def test_the_forkserver_killed(make):

@@ -11,7 +11,8 @@ HEAD = """
 import errno, os, resource, signal, sys, time, warnings
 from examples_of import Blocks
 from fastiter import MultiprocessIterator
-from outside import children, descriptors, is_alive, kill, pids_of, wait_until
+from inside import pids_of
+from outside import children, descriptors, is_alive, kill, wait_until
 
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 """

@@ -13,6 +13,7 @@ import threading
 
 import pytest
 from examples_of import Blocks, Opened
+from inside import pids_of
 from outside import (
     children,
     descriptors,
@@ -20,7 +21,6 @@ from outside import (
     kill,
     mapped_arenas,
     orphaned_names,
-    pids_of,
     resident,
     run_script,
     start_script,
@@ -34,7 +34,8 @@ HEAD = """
 import atexit, builtins, gc, multiprocessing, os, pathlib, signal, sys, threading, time
 from examples_of import Blocks
 from fastiter import MultiprocessIterator, concat_examples
-from outside import pids_of, wait_until
+from inside import pids_of
+from outside import wait_until
 
 class Stuck(Blocks):
     # At index 0 the first, at 1 the second of two workers hangs.

@@ -28,7 +28,7 @@ from examples_of import (
     Sealed,
     Unpicklable,
 )
-from outside import pids_of
+from inside import pids_of
 
 from fastiter import DatasetError, MultiprocessIterator, concat_examples
 

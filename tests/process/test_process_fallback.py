@@ -24,7 +24,8 @@ PROGRAM = """
     import numpy as np
     from without_calls import refuse
     from examples_of import Blocks
-    from outside import children, descriptors, kill, pids_of, orphaned_names, wait_until
+    from inside import n_restarts, pids_of
+    from outside import children, descriptors, kill, orphaned_names, wait_until
 
     def main(method, names, error):
         from fastiter import MultiprocessIterator
@@ -41,7 +42,7 @@ PROGRAM = """
                 Blocks(48), 8, n_processes=2, shuffle=False, context=method
             )
             number = 0
-            while number < 18 or iterator._pool.restarts < 2:  # one may do the other's work, too
+            while number < 18 or n_restarts(iterator) < 2:  # one may do the other's work, too
                 batch = np.stack(next(iterator))
                 first = 8 * 64 * (number % 6)
                 assert np.array_equal(batch.ravel(), np.arange(first, first + 8 * 64)), number
@@ -49,7 +50,7 @@ PROGRAM = """
                     for pid in pids_of(iterator):
                         kill(pid)
                 number += 1
-            assert iterator._pool.restarts == 2
+            assert n_restarts(iterator) == 2
             workers = set(pids_of(iterator))
             iterator.finalize()
             assert not workers & children()
@@ -101,6 +102,7 @@ def test_without_calls(tmp_path, method, names, error):
 CLOSED = """
     import errno, os, pathlib, threading
     from without_calls import refuse
+    from inside import group_of
     from outside import wait_until
     from fastiter import MultiprocessIterator
 
@@ -127,7 +129,7 @@ CLOSED = """
         refuse(["pidfd_open"], errno.ENOSYS)
         iterator = MultiprocessIterator(Closing(), 4, n_processes=1, shuffle=False, context=METHOD)
         iterator.start()
-        sentinel = iterator._pool._group.workers[0].process.sentinel
+        sentinel = group_of(iterator).workers[0].process.sentinel
         os.symlink(f"/proc/{os.getpid()}/fd/{sentinel}", "pipe.new")
         os.rename("pipe.new", "pipe")
 
@@ -140,8 +142,8 @@ CLOSED = """
             print("busy" if len(waits) - before > 20 else "asleep")
             open("gate", "w").close()
 
-        look = iterator._pool._group.descriptors
-        iterator._pool._group.descriptors = lambda: waits.append(None) or look()
+        look = group_of(iterator).descriptors
+        group_of(iterator).descriptors = lambda: waits.append(None) or look()
 
         threading.Thread(target=measure).start()
         print(next(iterator))

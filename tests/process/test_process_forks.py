@@ -14,7 +14,8 @@ import time
 
 import pytest
 from examples_of import Blocks
-from outside import in_child, is_alive, later, pids_of, run_script, wait_until
+from inside import pids_of, ring_of, slots_of
+from outside import in_child, is_alive, later, run_script, wait_until
 
 from fastiter import MultiprocessIterator
 
@@ -23,7 +24,8 @@ import gc, os, sys, time
 from multiprocessing import get_context
 from examples_of import Blocks
 from fastiter import MultiprocessIterator, concat_examples
-from outside import is_alive, pids_of, wait_until
+from inside import n_restarts, pids_of
+from outside import is_alive, wait_until
 """
 
 
@@ -207,13 +209,13 @@ def test_an_interrupt_within_a_fork_costs_no_slot(iterator, number):
     assert os.waitpid(pid, 0)[1] == 0
     for _ in range(4):
         next(iterator)
-    assert iterator._pool.ring.slots["retired"] == 0
+    assert slots_of(iterator)["retired"] == 0
 
 
 def test_neither_a_fork_nor_another_iterators_start_changes_a_ring(iterator):
     """Another thread may be changing it: returned slots are collected by `next()` alone."""
     batches = [next(iterator), next(iterator)]
-    ring = iterator._pool.ring
+    ring = ring_of(iterator)
     ring.has_free_slot()
     before = ring.slots
     assert before["leased"] == 2
@@ -264,7 +266,7 @@ def test_a_childs_exit_does_not_touch_the_workers(output_of, method, end):
             for number in range(1, 100):
                 assert next(iterator)[0][0] == number * 3 % 60 * 64
             assert pids_of(iterator) == pids
-            assert iterator._pool.restarts == 0
+            assert n_restarts(iterator) == 0
             print("done")
         """)
     assert out == "done\n"

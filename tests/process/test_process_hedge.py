@@ -10,6 +10,7 @@ import uuid
 
 import numpy as np
 import pytest
+from inside import pool_of
 from outside import wait_until, workers
 
 from fastiter import ShuffleOrderSampler, WorkerDiedError, concat_examples
@@ -184,7 +185,9 @@ def test_hung_rows_that_were_won_cost_no_worker(make, tmp_path):
         n_retries=0,
     )
     assert indices(list(iterator)) == list(range(64))
-    wait_until(lambda: iterator._pool.look() or iterator.stats().timeouts >= 4, "losers are ended")
+    wait_until(
+        lambda: pool_of(iterator).look() or iterator.stats().timeouts >= 4, "losers are ended"
+    )
     stats = iterator.stats()
     assert (stats.deaths, stats.errors) == (0, 0)
 

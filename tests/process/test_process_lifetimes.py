@@ -20,17 +20,8 @@ import numpy as np
 import psutil
 import pytest
 from examples_of import Blocks, Gated, Numbered
-from outside import (
-    HANG,
-    descriptors,
-    is_alive,
-    later,
-    mapped_arenas,
-    pids_of,
-    resident,
-    sleeps,
-    wait_until,
-)
+from inside import pids_of, planner_of, ring_of, slots_of
+from outside import HANG, descriptors, is_alive, later, mapped_arenas, resident, sleeps, wait_until
 
 from fastiter import MultiprocessIterator, concat_examples
 from fastiter._workers.pool import _SPARES
@@ -47,24 +38,18 @@ def is_intact(batch, dataset, first):
     )
 
 
-def slots(iterator):
-    """Counts of slots by owner, what has come back included."""
-    iterator._pool.ring.has_free_slot()
-    return iterator._pool.ring.slots
-
-
 def test_l1_a_slot_has_one_owner(make):
     iterator = make(Blocks(64), 4, n_prefetch=3)
     held = [next(iterator) for _ in range(2)]
-    counts = slots(iterator)
+    counts = slots_of(iterator)
     assert counts["leased"] == 2
     owned = counts["free"] + counts["leased"] + counts["draining"] + counts["retired"]
-    in_ring = len(iterator._pool.ring.scheduled)
-    assert owned + in_ring + _SPARES == iterator._pool.ring.arena.geometry[0]
+    in_ring = len(ring_of(iterator).scheduled)
+    assert owned + in_ring + _SPARES == ring_of(iterator).arena.geometry[0]
     places = {example.__array_interface__["data"][0] for batch in held for example in batch}
     assert len(places) == 8
     del held
-    assert slots(iterator)["leased"] == 0
+    assert slots_of(iterator)["leased"] == 0
 
 
 def test_l2_any_view_of_any_depth_keeps_the_slot(make):
@@ -81,12 +66,12 @@ def test_l2_any_view_of_any_depth_keeps_the_slot(make):
     del batch
     for _ in range(50):
         next(iterator)
-    assert slots(iterator)["leased"] == 1
+    assert slots_of(iterator)["leased"] == 1
     for name, view in views.items():
         np.testing.assert_array_equal(np.asarray(view), expected[name], err_msg=name)
     views.clear()
     del view
-    assert slots(iterator)["leased"] == 0
+    assert slots_of(iterator)["leased"] == 0
 
 
 def test_l2_released_in_a_collection_inside_next(make):
@@ -104,7 +89,7 @@ def test_l2_released_in_a_collection_inside_next(make):
     finally:
         gc.set_threshold(*threshold)
     gc.collect()
-    assert slots(iterator)["leased"] == 0
+    assert slots_of(iterator)["leased"] == 0
 
 
 class Ring:
@@ -138,7 +123,7 @@ def test_l2_released_by_a_collection_of_garbage(make):
             kept.append(kept)
             del kept
         gc.collect()
-        assert slots(iterator)["leased"] == 0
+        assert slots_of(iterator)["leased"] == 0
     assert iterator.stats().copied_out == 0
 
 
@@ -181,13 +166,13 @@ def test_l4_a_drained_slot_waits_for_its_owner(make, tmp_path):
     iterator.start()
     wait_until(tmp_path.joinpath("gate.1").exists, "a worker fetches index 1")
     iterator.reset()
-    wait_until(lambda: slots(iterator)["draining"] == 1, "all but the owned slot come back")
+    wait_until(lambda: slots_of(iterator)["draining"] == 1, "all but the owned slot come back")
     for _ in range(3):
         iterator.reset()
-    assert slots(iterator)["draining"] == 1
+    assert slots_of(iterator)["draining"] == 1
     gate.touch()
     assert next(iterator) == [0, 1]
-    wait_until(lambda: slots(iterator)["draining"] == 0, "the drained slot comes back")
+    wait_until(lambda: slots_of(iterator)["draining"] == 0, "the drained slot comes back")
 
 
 def test_l4_many_resets_while_workers_are_busy(make, tmp_path):
@@ -198,8 +183,8 @@ def test_l4_many_resets_while_workers_are_busy(make, tmp_path):
     wait_until(tmp_path.joinpath("gate.0").exists, "a worker fetches index 0")
     for _ in range(20):
         iterator.reset()
-        iterator._pool.ring.top_up(iterator._planner)
-    assert slots(iterator)["draining"] <= 2
+        ring_of(iterator).top_up(planner_of(iterator))
+    assert slots_of(iterator)["draining"] <= 2
     gate.touch()
     assert next(iterator) == [0, 1]
     assert next(iterator) == [2, 3]
@@ -210,7 +195,7 @@ def test_l5_holding_everything_never_stops_progress(make, converter):
     dataset = Numbered(60)
     iterator = make(dataset, 3, n_prefetch=2, converter=converter)
     kept = [next(iterator) for _ in range(200)]
-    assert iterator._pool.copied_out > 100
+    assert iterator.stats().copied_out > 100
     for number, batch in enumerate(kept):
         if converter is None:
             arrays, indices = zip(*batch, strict=True)
@@ -240,7 +225,7 @@ def test_l5_one_example_of_each_of_a_thousand_batches(make, kind):
     kept = [next(iterator)[number % 8] for number in range(1000)]
     grown = resident() - before
     size = elements * 8
-    all_slots = iterator._pool.ring.arena.geometry[0] * 8 * size * 2
+    all_slots = ring_of(iterator).arena.geometry[0] * 8 * size * 2
     assert grown <= 3 * 1000 * size + all_slots
     if kind == "columns":
         for number, example in enumerate(kept):
@@ -375,7 +360,7 @@ def test_l9_a_forked_child_keeps_the_content_it_holds(make, way):
         assert process.exitcode == 0
     else:
         assert os.waitpid(pid, 0)[1] == 0
-    assert slots(iterator)["retired"] == 2
+    assert slots_of(iterator)["retired"] == 2
     assert is_intact(next(iterator), dataset, 900)
 
 
@@ -392,7 +377,7 @@ def test_l9_a_hundred_forks_never_stop_progress(make):
     for number in range(100, 200):
         assert is_intact(next(iterator), dataset, 3 * number)
     stats = iterator.stats()
-    assert stats.retired == slots(iterator)["retired"] >= _SPARES
+    assert stats.retired == slots_of(iterator)["retired"] >= _SPARES
     assert f"{stats.retired} slots lost to forks" in str(stats)
 
 
@@ -404,7 +389,7 @@ def test_l9_other_iterators_workers_retire_nothing(make):
     for _ in range(3):
         with MultiprocessIterator(dataset, 20, n_processes=2, context="fork") as validation:
             assert len(next(validation)) == 20
-    assert slots(training)["retired"] == 0
+    assert slots_of(training)["retired"] == 0
     assert is_intact(batch, dataset, 0)
 
 
@@ -442,7 +427,7 @@ def test_l3_a_dataset_of_anothers_batches(make):
     dataset = Blocks(6)
     source = make(dataset, 2)
     kept = [example for _ in range(3) for example in next(source)]
-    assert slots(source)["leased"] > 0
+    assert slots_of(source)["leased"] > 0
     iterator = make(kept, 3)
     for number in range(10):
         assert is_intact(next(iterator), dataset, 3 * number)
@@ -509,7 +494,7 @@ def test_l6_finalized_iterators_in_cycles_do_not_use_up_the_address_space():
         for _ in range(40):
             iterator = MultiprocessIterator(range(8), 2, n_processes=1)
             next(iterator)
-            rooms.append(iterator._pool.ring.arena.geometry[-1])
+            rooms.append(ring_of(iterator).arena.geometry[-1])
             iterator.finalize()
             iterator.itself = iterator
     finally:

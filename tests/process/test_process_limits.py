@@ -237,7 +237,8 @@ def test_a_program_that_gives_up_its_rights(output_of, method):
         import os, time
         from examples_of import Blocks
         from fastiter import MultiprocessIterator
-        from outside import is_alive, pids_of
+        from inside import pids_of
+        from outside import is_alive
 
         class Hangs(Blocks):
             def __getitem__(self, index):
@@ -470,7 +471,8 @@ def test_a_storm_of_signals(output_of):
         import signal
         from examples_of import Blocks
         from fastiter import MultiprocessIterator
-        from outside import kill, pids_of
+        from inside import pids_of
+        from outside import kill
 
         if __name__ == "__main__":
             alarms = 0
@@ -516,7 +518,8 @@ def test_a_parent_killed_under_a_subreaper(output_of, method, when):
         import ctypes, os, pathlib, subprocess, sys, time
         from examples_of import Blocks
         from fastiter import MultiprocessIterator
-        from outside import is_alive, pids_of, wait_until
+        from inside import pids_of
+        from outside import is_alive, wait_until
 
         marks = pathlib.Path(sys.argv[0]).parent
 

@@ -65,7 +65,7 @@ def check(hung=False, context=None, **options):
         indices = [index for batch in iterator for index in batch]
         assert indices == list(range(32)), indices
         if hung is not None:
-            assert hung == (iterator._pool._group.hung_starts > 0)
+            assert hung == (iterator.stats().deaths > 0)
     print("right")
 
 def check_error(run, *words):

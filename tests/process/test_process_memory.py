@@ -9,15 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from examples_of import Blocks
-from outside import (
-    OUR_FILES,
-    descriptors,
-    mapped_arenas,
-    mapped_bytes,
-    memory_behind,
-    pids_of,
-    wait_until,
-)
+from inside import pids_of
+from outside import OUR_FILES, descriptors, mapped_arenas, mapped_bytes, memory_behind, wait_until
 
 from fastiter import MultiprocessIterator, concat_examples
 from fastiter.reader import multiprocess_reader

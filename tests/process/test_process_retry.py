@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from examples_of import Blocks, Hanging, HangingCalls, Loading, hang
+from inside import group_of, n_restarts, pids_of, pool_of
 from outside import (
     HANG,
     children,
@@ -24,7 +25,6 @@ from outside import (
     environment,
     is_alive,
     later,
-    pids_of,
     run_script,
     sleeps,
     wait_until,
@@ -238,7 +238,7 @@ def test_interrupts_and_resets_while_rows_hang(make, tmp_path):
             continue
         assert indices(batch) == list(range(place, place + 8))
         place += 8
-    assert iterator._pool.restarts == 0  # its starts may have hung, beside a thread
+    assert n_restarts(iterator) == 0  # its starts may have hung, beside a thread
 
 
 class Interrupted(dict):
@@ -253,7 +253,7 @@ def test_an_interrupt_right_after_a_start(make, tmp_path):
     """The pipe of the worker's stacks stays open: its number would be that of another file next."""
     iterator = make(Hanging(64, {40}, "sleep", tmp_path), 8, n_processes=1, repeat=False, **RETRY)
     found = indices(next(iterator))
-    group = iterator._pool._group
+    group = group_of(iterator)
     group.workers = Interrupted(group.workers)
     with pytest.raises(KeyboardInterrupt):
         while True:
@@ -329,7 +329,7 @@ def test_a_worker_that_sigkill_does_not_end_is_abandoned(make, tmp_path, freezer
     frozen = [int(pid) for pid in (freezer / "cgroup.procs").read_text().split()]
     assert len(frozen) == 1 and all(map(is_alive, frozen))
     kept += [next(iterator)]
-    wait_until(lambda: iterator._pool.look() or iterator.stats().abandoned, "it is given up")
+    wait_until(lambda: pool_of(iterator).look() or iterator.stats().abandoned, "it is given up")
     assert (iterator.stats().deaths, iterator.stats().abandoned) == (0, 1)
     assert len({*pids_of(iterator)} - {*frozen}) == 2  # as many as before work
     kept += [next(iterator) for _ in range(2)]
@@ -337,7 +337,7 @@ def test_a_worker_that_sigkill_does_not_end_is_abandoned(make, tmp_path, freezer
     wait_until(lambda: not any(map(is_alive, frozen)), "the workers have ended")
     kept += iterator
     assert [indices(batch) for batch in kept] == np.arange(64).reshape(8, 8).tolist()
-    wait_until(lambda: iterator._pool.look() or not iterator.stats().abandoned, "it is noticed")
+    wait_until(lambda: pool_of(iterator).look() or not iterator.stats().abandoned, "it is noticed")
     iterator.finalize()
     assert children() <= before
 

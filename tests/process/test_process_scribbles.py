@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from examples_of import Blocks
+from inside import planner_of, ring_of
 from outside import HANG, HERE, environment, wait_until
 from scribbled import BOUND
 from scribbler import DEEDS, Scribbler, memory_of, payload_start, regions
@@ -104,9 +105,9 @@ def test_scribbles_over_every_region_of_a_torch_loader(tmp_path):
     check(attacks, attack(tmp_path, attacks, scribbling(12, 0.03), "torch"))
 
 
-def slots_of(pool: Any) -> list[mmap.mmap]:
+def pages_of(batches: Any) -> list[mmap.mmap]:
     """The first page of each slot that is used first."""
-    arena = pool.ring.arena
+    arena = ring_of(batches).arena
     starts = [payload_start(arena.geometry) + slot * arena.geometry[4] for slot in range(8)]
     return [mmap.mmap(arena.fd, 4096, offset=start) for start in starts]
 
@@ -129,12 +130,12 @@ def test_a_damaged_text_is_an_error(entry):
     data = pytest.importorskip("fastiter.torch")
     texts = [f"text {i}" for i in range(64)]
     batches = iter(data.DataLoader(texts, 4, num_workers=1, multiprocessing_context="fork"))
-    ring = batches._pool.ring
+    ring = ring_of(batches)
     for _ in range(4):
         next(batches)
     assert ring.schema is not None
     wait_until(lambda: ring.count_ready == len(ring.scheduled) > 0, "batches from columns")
-    for slot in slots_of(batches._pool):
+    for slot in pages_of(batches):
         slot[16:32] = struct.pack("<qq", *entry)
         slot[2048:2056] = b"\xff" * 8
     for _ in range(len(ring.scheduled)):
@@ -168,11 +169,11 @@ def test_a_damaged_request_is_an_error(tmp_path):
         Waiting(place), 2, num_workers=1, collate_fn=list, multiprocessing_context="fork"
     )
     batches = iter(loader)
-    ring = batches._pool.ring
-    ring.top_up(batches._planner)
+    ring = ring_of(batches)
+    ring.top_up(planner_of(batches))
     wait_until(place.with_suffix(".begun").exists, "the first row")
     n_damaged = len(ring.scheduled) - 1  # the first one's was read
-    for slot in slots_of(batches._pool):
+    for slot in pages_of(batches):
         slot[20] ^= 1
     place.touch()
     found = []

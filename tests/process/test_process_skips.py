@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from examples_of import Blocks, LoadsNot, Misfits, killing_converter
-from outside import children, pids_of
+from inside import n_restarts, pids_of, ring_of
+from outside import children
 
 from fastiter import Replacement, SkipLimitError, WorkerDiedError, concat_examples
 
@@ -24,15 +25,15 @@ def test_an_index_that_kills_every_worker_is_skipped(make, deed):
         assert (record.index, record.epoch, record.times) == (5, epoch, epoch + 1)
         assert "WorkerDiedError" in record.error
     # Three deaths to be sure; in each later epoch, of which one is begun already, one is enough.
-    assert iterator._pool.restarts in (4, 5)
+    assert n_restarts(iterator) in (4, 5)
 
 
 @pytest.mark.no_stuck_rows("no later batch is to be repaired")
 def test_a_skipped_index_that_kills_slows_no_later_batch(make):
     iterator = make(Misfits(12, {5}, "SIGKILL"), 4, repeat=False, on_error="skip", skip_limit=1)
     assert [indices(batch) for batch in iterator] == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
-    assert iterator._pool.restarts == 3
-    assert iterator._pool.ring.fast_path_ok
+    assert n_restarts(iterator) == 3
+    assert ring_of(iterator).fast_path_ok
     assert set(pids_of(iterator)) <= children()
 
 
@@ -94,4 +95,4 @@ def test_broken_batches_that_are_held_cost_memory_and_not_progress(make):
     held = [next(iterator) for _ in range(40)]
     good = [index for index in range(40) if index % 4 != 2]
     assert [index for batch in held for index in indices(batch)] == good * 8
-    assert iterator._pool.copied_out > 0
+    assert iterator.stats().copied_out > 0

@@ -18,7 +18,8 @@ import numpy as np
 import psutil
 import pytest
 from examples_of import Big, Blocks, Locked, Numbered, Opened
-from outside import HANG, environment, pids_of, ready_pids_of, run_script
+from inside import pids_of, ready_pids_of
+from outside import HANG, environment, run_script
 
 import fastiter
 from fastiter import concat_examples
@@ -270,13 +271,14 @@ import multiprocessing, sys, threading
 import fastiter
 from examples_of import Blocks
 from fastiter import MultiprocessIterator
+from inside import start_method_of
 
 if __name__ == "__main__":
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     for method in (None, "safe", "spawn"):
         with MultiprocessIterator(Blocks(20), 4, n_processes=1, context=method) as iterator:
             next(fastiter.progress(iterator, file=open("/dev/null", "w")))
-            print(iterator._pool._group._method, multiprocessing.get_start_method(allow_none=True))
+            print(start_method_of(iterator), multiprocessing.get_start_method(allow_none=True))
     multiprocessing.set_start_method("spawn")
 """
 
@@ -310,7 +312,8 @@ SERVED = """
 import importlib, os, pathlib
 import psutil
 from fastiter import MultiprocessIterator
-from outside import pids_of, wait_until
+from inside import have_begun, pids_of
+from outside import wait_until
 
 with open(pathlib.Path(__file__).with_suffix(".imports"), "a") as marks:
     print(os.getpid(), file=marks)
@@ -320,7 +323,7 @@ if __name__ == "__main__":
     noted = importlib.import_module("noted")
     iterator = MultiprocessIterator(noted.Noted(), 4, n_processes=3, context="forkserver")
     next(iterator)
-    wait_until(iterator._pool.is_steady, "the workers have begun")
+    wait_until(lambda: have_begun(iterator), "the workers have begun")
     pids = pids_of(iterator)
     print(psutil.Process(pids[0]).ppid(), *pids)
     iterator.finalize()

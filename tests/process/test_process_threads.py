@@ -102,6 +102,7 @@ PROGRAM = """
     import threading
     import numpy as np
     from fastiter import MultiprocessIterator
+    from inside import start_method_of
     {pool}
     class Dataset:
         def __len__(self):
@@ -120,7 +121,7 @@ PROGRAM = """
             dataset, 4, n_processes=2, shuffle=False, repeat=False, context={context!r}
         )
         found = [value for batch in iterator for value in batch]
-        print(iterator._pool._group._method, found == expected)
+        print(start_method_of(iterator), found == expected)
         iterator.finalize()
         {after}
 
@@ -346,7 +347,8 @@ BESIDE = """
     import psutil
     from fastiter import MultiprocessIterator, WorkerDiedError
     from fastiter.reader import multiprocess_reader
-    from outside import pids_of, wait_until
+    from inside import have_begun, pids_of
+    from outside import wait_until
 
     class Dataset:
         def __len__(self):
@@ -452,8 +454,8 @@ def test_workers_that_come_later_are_not_forked_beside_threads_where_safe(tmp_pa
     assert {{parent for _, parent in next(iterator)}} == {{os.getpid()}}
     begin(draw)
     if {killed}:
-        for worker in iterator._pool._group.workers.values():
-            os.kill(worker.pid, 9)
+        for pid in pids_of(iterator):
+            os.kill(pid, 9)
     parents, indices = [], []
     while len(indices) < 200 or parents[-1] == os.getpid():
         for index, parent in next(iterator):
@@ -473,7 +475,7 @@ def test_a_start_that_hangs_is_replaced_while_others_keep_up(tmp_path, hangs, co
     hang_in_starts({hangs})
     iterator = make(context={context!r})
     indices = []
-    while not iterator._pool or not iterator._pool.is_steady():
+    while not have_begun(iterator):
         indices += [index for index, _ in next(iterator)]
     assert indices == [number % 64 for number in range(len(indices))]
     parents = [psutil.Process(pid).ppid() for pid in pids_of(iterator)]
@@ -490,13 +492,13 @@ def test_no_start_hangs_beside_a_thread_that_draws_by_torch(tmp_path):
     begin(draw_by_torch)
     iterator = make(context="fork", n_processes=8)
     next(iterator)
-    wait_until(iterator._pool.is_steady, "all workers start")
+    wait_until(lambda: have_begun(iterator), "all workers start")
     pids = pids_of(iterator)
     for pid in pids:
         os.kill(pid, 9)
     while len(set(pids_of(iterator)) - set(pids)) < 8:
         next(iterator)
-    wait_until(iterator._pool.is_steady, "all workers start again")
+    wait_until(lambda: have_begun(iterator), "all workers start again")
     print("done", flush=True)
     """
     assert run_beside(tmp_path, body)[0] == "done\n"

@@ -11,7 +11,8 @@ import warnings
 
 import pytest
 from examples_of import Blocks, Gated, Numbered, SlowToLoad
-from outside import HANG, is_alive, later, pids_of, run_script, sleeps, wait_until
+from inside import have_begun, pids_of, pool_of, ring_of
+from outside import HANG, is_alive, later, run_script, sleeps, wait_until
 from warned import make_warnings_errors
 
 from fastiter import MultiprocessIterator
@@ -22,7 +23,7 @@ TimeoutWarning = MultiprocessIterator.TimeoutWarning
 def begun(iterator):
     """Its start is over, which takes some time, too."""
     iterator.start()
-    wait_until(iterator._pool.is_steady, "the workers have begun")
+    wait_until(lambda: have_begun(iterator), "the workers have begun")
     return iterator
 
 
@@ -257,7 +258,8 @@ def test_ctrl_c_to_the_whole_group(tmp_path):
         import os, pathlib, signal, threading, time
         from examples_of import Gated
         from fastiter import MultiprocessIterator
-        from outside import pids_of, wait_until
+        from inside import pids_of
+        from outside import wait_until
 
         if __name__ == "__main__":
             gate = pathlib.Path({str(tmp_path)!r}) / "gate"
@@ -300,7 +302,7 @@ def test_ctrl_c_to_the_group_while_workers_start(tmp_path, method):
         import os, signal, threading
         from examples_of import Blocks
         from fastiter import MultiprocessIterator
-        from outside import pids_of
+        from inside import pids_of
 
         if __name__ == "__main__":
             iterator = MultiprocessIterator(
@@ -340,7 +342,7 @@ def test_finalize_wakes_who_waits(make, tmp_path):
         raised.append(True)
 
     with later(wait) as thread:
-        wait_until(lambda: len(iterator._pool.ring.scheduled), "batches are scheduled")
+        wait_until(lambda: len(ring_of(iterator).scheduled), "batches are scheduled")
         threading.Event().wait(0.2)
         begin = time.monotonic()
         iterator.finalize()
@@ -422,7 +424,7 @@ def test_ctrl_c_in_finalize_leaves_nothing(make, tmp_path):
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
 
-    pool = iterator._pool
+    pool = pool_of(iterator)
 
     def interrupt():
         wait_until(lambda: pool.closed, "finalize is under way")

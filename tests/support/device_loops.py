@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from inside import pool_of, ring_of
 
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
 
@@ -113,19 +114,14 @@ def in_order(n_batches, size=64, batch_size=4):
     return [every[k : k + batch_size] for k in range(0, len(every), batch_size)]
 
 
-def slots(iterator):
-    iterator._pool.ring.has_free_slot()
-    return iterator._pool.ring.slots
-
-
 def wait_for_ready(iterator):
     """Until the batches that were not taken over are complete on the host."""
     if isinstance(iterator, MultithreadIterator):
         for task in list(iterator._tasks):
             task.wait()
         return
-    pool = iterator._pool
+    pool, ring = pool_of(iterator), ring_of(iterator)
     pool.wait()
-    while pool.ring.count_ready < len(pool.ring.scheduled):
+    while ring.count_ready < len(ring.scheduled):
         pool.look()  # for rows that hang (--stuck-rows)
         time.sleep(0.001)

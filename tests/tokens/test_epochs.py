@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from inside import planner_of
 
 from fastiter import (
     MultiprocessIterator,
@@ -130,12 +131,12 @@ def test_a_resume_plans_the_window_of_its_position_alone(packing, num_ranks):
                 iterator = SerialIterator(
                     dataset, 2, rank=rank, num_ranks=num_ranks, converter=concat_examples
                 )
-                before = dataset._planner.n_planned
+                before = planner_of(dataset).n_planned
                 iterator.load_state_dict(state)
                 np.testing.assert_array_equal(next(iterator)["input_ids"], rows[rank])
                 assert iterator.epoch_detail > state["epoch"]
                 assert iterator.address.indices[0] == position + 2 * rank
-                assert dataset._planner.n_planned - before <= len(windows) + (num_ranks - 1)
+                assert planner_of(dataset).n_planned - before <= len(windows) + (num_ranks - 1)
                 assert len(iterator) > 0
 
 
@@ -147,16 +148,16 @@ def test_an_index_of_another_process_is_of_one_window():
     dataset = packed()
     row = dataset.__getitems__([index])[0]
     assert_same({name: [row[name]] for name in FIELDS}, [expected[len(expected) - 1]])
-    assert dataset._planner.n_planned == 1
+    assert planner_of(dataset).n_planned == 1
 
 
 def test_rows_are_found_behind_windows_without_rows_that_were_not_counted():
     documents = [[], [1, 2], [3, 4], [5, 6]]
     known = TokenDataset(documents, 2, packing="bfd", window=1, seed=0)
-    number = next(e for e in range(99) if known._planner.documents(e, 0)[0] == 0)
+    number = next(e for e in range(99) if planner_of(known).documents(e, 0)[0] == 0)
     rows = np.arange(3)
-    expected = known._planner.rows_of(number).named(rows)
-    loaded = TokenDataset(documents, 2, packing="bfd", window=1, seed=0)._planner.rows_of(number)
+    expected = planner_of(known).rows_of(number).named(rows)
+    loaded = planner_of(TokenDataset(documents, 2, packing="bfd", window=1, seed=0)).rows_of(number)
     loaded.begin(1, 0)
     np.testing.assert_array_equal(loaded.named(rows), expected)
 

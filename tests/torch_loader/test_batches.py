@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from inside import planner_of
 from programs import run
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -162,7 +163,7 @@ def test_columns_are_used():
         iterator = iter(loader)
         for _ in range(30):
             next(iterator)
-        assert iterator._planner.has_columns, kind
+        assert planner_of(iterator).has_columns, kind
 
 
 def test_random_numbers_are_those_of_torchs_workers():
@@ -323,7 +324,7 @@ def test_concat_examples_pads_in_place():
     iterator = iter(DataLoader(dataset, batch_size=8, collate_fn=collate_fn, num_workers=2))
     for _ in range(20):
         next(iterator)
-    assert iterator._planner.has_columns
+    assert planner_of(iterator).has_columns
 
 
 class Registered:

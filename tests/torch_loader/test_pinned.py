@@ -11,6 +11,7 @@ import warnings
 
 import numpy as np
 import pytest
+from inside import ring_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -220,7 +221,7 @@ def test_interrupts_lose_nothing(machine, collate_fn, operation, monkeypatch, re
     assert n_interrupts
     assert not [w for w in recwarn if "CUDA cannot register" in str(w.message)]
     assert rest == list(range(160))
-    ring = batches._pool.ring
+    ring = ring_of(batches)
     ring.has_free_slot()
     machine.finish()
     ring.has_free_slot()
@@ -231,7 +232,7 @@ def test_forked_children_leave_it_alone(machine):
     loader = loader_of(long_rows(32))
     batches = iter(loader)
     x, _ = next(batches)
-    ring, registered = batches._pool.ring, dict(machine.registered)
+    ring, registered = ring_of(batches), dict(machine.registered)
 
     def child():
         machine.fail = lambda operation: os._exit(1)

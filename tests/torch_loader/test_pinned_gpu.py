@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from inside import ring_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -51,7 +52,7 @@ def loader(request):
 
 
 def registered(batches):
-    return dict(batches._pool.ring.registration._ranges)
+    return dict(ring_of(batches).registration._ranges)
 
 
 def send(batches):
