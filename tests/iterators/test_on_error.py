@@ -305,6 +305,15 @@ class LongStory(Broken):
         raise ValueError("several\nlines " + "x" * 100_000)
 
 
+def test_ten_thousand_indices_are_listed_at_most():
+    n = 10_020
+    dataset = Broken(n, range(1, n))
+    iterator = SerialIterator(dataset, n, shuffle=False, on_error="skip", skip_limit=10_010)
+    with pytest.raises(SkipLimitError, match="skip_limit=10010"):
+        next(iterator)
+    assert [record.index for record in iterator.skipped] == list(range(1, 10_001))
+
+
 def test_texts_are_cut_to_one_short_line(make):
     iterator = make(
         LongStory(3, []),
