@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from inside import abandoned_thread_of
 
-from fastiter import DatasetTimeoutError, MultithreadIterator, concat_examples
+from fastiter import DatasetTimeoutError, MultiprocessIterator, MultithreadIterator, concat_examples
 from fastiter.errors import TimeoutWarning
 
 HANG = 30
@@ -181,6 +181,11 @@ def test_interrupts_and_resets_while_rows_hang(make):
             timer.cancel()
         assert indices(batch) == [i % 64 for i in range(place, place + 8)]
         place += 8
+
+
+def test_processes_have_a_limit_and_threads_have_none_unless_it_is_set():
+    assert MultiprocessIterator([1], 1).dataset_timeout == 30
+    assert MultithreadIterator([1], 1).dataset_timeout is None
 
 
 def test_arguments():
