@@ -1,8 +1,8 @@
 """Several ranks on one machine: each trains on its share of one common order.
 
 Every rank is a process, as under torchrun or MPI, with an iterator of its own.
-`ShardedOrderSampler` gives each a share of the same order: together they see every example once an
-epoch, in equally many batches, and need nothing but their rank and the common seed for that::
+`rank` and `num_ranks` give each its share of the same order: together they see every example once
+an epoch, in equally many batches, and need nothing but their rank and the common seed for that::
 
     python examples/ranks.py
 """
@@ -14,12 +14,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from fastiter import (
-    MultiprocessIterator,
-    ShardedOrderSampler,
-    ShuffleOrderSampler,
-    concat_examples,
-)
+from fastiter import MultiprocessIterator, ShuffleOrderSampler, concat_examples
 
 N_EXAMPLES, N_RANKS, N_EPOCHS = 240, 3, 2
 
@@ -37,10 +32,15 @@ class Line:
 
 def train(rank: int, link: Connection) -> None:
     """What one rank runs. `link` stands for the collective: the gradients of all are averaged."""
-    sampler = ShardedOrderSampler(ShuffleOrderSampler(0), rank, N_RANKS)
     weights, seen = np.zeros(2), []
     with MultiprocessIterator(
-        Line(), 8, order_sampler=sampler, n_processes=1, converter=concat_examples
+        Line(),
+        8,
+        order_sampler=ShuffleOrderSampler(0),
+        rank=rank,
+        num_ranks=N_RANKS,
+        n_processes=1,
+        converter=concat_examples,
     ) as iterator:
         while iterator.epoch < N_EPOCHS:
             x, y, indices = next(iterator)

@@ -114,8 +114,6 @@ def _of_state(state: Any) -> Any:
 
 
 def _sampler_of(record: Record, arguments: list[Any]) -> SeededSampler | None:
-    if record.share.size > 1:
-        return None
     plain = fastiter.ShuffleOrderSampler, fastiter.VirtualShuffleOrderSampler
     for kind in (*plain, fastiter.BlockShuffleOrderSampler):
         if record.kind == kind._KIND:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fastiter._util.arguments import checked_int, checked_optional_int
+from fastiter._util.arguments import checked_int
 
 MOST_RANKS = 1 << 20
 
@@ -16,10 +16,9 @@ _ENVIRONMENT = (
     ("MPICH, Intel MPI", "PMI_RANK", "PMI_SIZE"),
     ("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
 )
-LAUNCHERS = "; ".join(f"{rank}, {count} ({launcher})" for launcher, rank, count in _ENVIRONMENT)
 
 
-def checked_ranks(rank: Any, count: Any, names: tuple[str, str]) -> tuple[int, int]:
+def _checked(rank: Any, count: Any, names: tuple[str, str]) -> tuple[int, int]:
     """Rank and number of ranks, of which both are given."""
     count = checked_int(names[1], count, maximum=MOST_RANKS)
     rank = checked_int(names[0], rank, minimum=0)
@@ -43,7 +42,7 @@ def iterator_ranks(rank: Any, num_ranks: Any) -> tuple[int, int]:
                 f"rank={rank!r} and num_ranks={num_ranks!r}: with 'auto' the launcher tells both, "
                 "so leave the other one out"
             )
-        return ranks_of_launcher(("rank", "num_ranks"), in_job_step=True) or (0, 1)
+        return _ranks_of_launcher() or (0, 1)
     if given == (None, None):
         return 0, 1
     if None in given:
@@ -51,40 +50,20 @@ def iterator_ranks(rank: Any, num_ranks: Any) -> tuple[int, int]:
             "give both rank and num_ranks, or rank='auto' to have the launcher's environment "
             "variables tell them"
         )
-    return checked_ranks(rank, num_ranks, ("rank", "num_ranks"))
+    return _checked(rank, num_ranks, ("rank", "num_ranks"))
 
 
-def sampler_ranks(rank: Any, size: Any) -> tuple[int, int]:
-    """The arguments ``rank`` and ``size`` of a sampler as numbers; the launcher's without them."""
-    rank = checked_optional_int("rank", rank, minimum=0)
-    size = checked_optional_int("size", size)
-    if (rank is None) != (size is None):
-        raise ValueError("give both rank and size, or neither to have the environment tell them")
-    if rank is not None:
-        return checked_ranks(rank, size, ("rank", "size"))
-    found = ranks_of_launcher(("rank", "size"))
-    if found is None:
-        raise ValueError(
-            f"rank and size are not given, and no launcher has set them ({LAUNCHERS}): pass rank "
-            "and size"
-        )
-    return found
-
-
-def ranks_of_launcher(
-    names: tuple[str, str], *, in_job_step: bool = False
-) -> tuple[int, int] | None:
+def _ranks_of_launcher() -> tuple[int, int] | None:
     """Rank and number of ranks by the launcher's environment variables; None without any.
 
-    ``in_job_step``: those of SLURM count in a job step only. A job's script has them, too, and is
-    a single process.
+    Those of SLURM count in a job step only. A job's script has them, too, and is a single process.
     """
-    passing = f"pass {names[0]} and {names[1]}"
+    passing = "pass rank and num_ranks"
     for launcher, *variables in _ENVIRONMENT:
         told = [os.environ.get(name) for name in variables]
         if told == [None, None]:
             continue
-        if launcher == "SLURM" and in_job_step and "SLURM_STEP_ID" not in os.environ:
+        if launcher == "SLURM" and "SLURM_STEP_ID" not in os.environ:
             if told[1] in (None, "1"):
                 continue
             raise ValueError(
@@ -98,5 +77,5 @@ def ranks_of_launcher(
                 f"{variables[0]} and {variables[1]} must be numbers, as {launcher} sets them, but "
                 f"are {told[0]!r} and {told[1]!r}: {passing}"
             ) from None
-        return checked_ranks(rank, count, (variables[0], variables[1]))
+        return _checked(rank, count, (variables[0], variables[1]))
     return None

@@ -10,7 +10,6 @@ from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.buckets import LengthBucketBatchSampler
 from fastiter.iterators.samplers.mixture import MixtureOrderSampler
-from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 from fastiter.iterators.samplers.shuffle import OrderSampler, ShuffleOrderSampler
 from fastiter.iterators.samplers.virtual import VirtualShuffleOrderSampler
 from fastiter.iterators.samplers.weighted import WeightedOrderSampler
@@ -40,7 +39,6 @@ __all__ = [
     "OrderSampler",
     "Replacement",
     "SerialIterator",
-    "ShardedOrderSampler",
     "ShuffleOrderSampler",
     "Skipped",
     "VirtualShuffleOrderSampler",

@@ -13,7 +13,6 @@ from fastiter._util.arguments import checked_callable, checked_flag, checked_int
 from fastiter.iterators._seed import words_of
 from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
 from fastiter.iterators.samplers._seeded import is_seeded
-from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 from fastiter.iterators.samplers.shuffle import gives_process_orders
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ _COUNTERPARTS = {
     "prefetch_factor": "use n_prefetch=, of MultithreadIterator and MultiprocessIterator, which "
     "counts batches in total, not for each worker",
     "sampler": "use order_sampler=, which is called with the current order and position and "
-    "returns the indices of an epoch; WeightedOrderSampler and ShardedOrderSampler are such",
+    "returns the indices of an epoch; WeightedOrderSampler is one",
     "seed": _SEED,
     "shared_mem": _OF_PROCESSES,
     "timeout": "use MultiprocessIterator's dataset_timeout=, seconds for one example",
@@ -182,10 +181,6 @@ def seed_of_stream(stream: StreamDataset, seed_examples: Any) -> Seed:
 
 def check_same_on_ranks(order_sampler: Any) -> None:
     """Refuse what does not draw the same global orders on all ranks."""
-    if isinstance(order_sampler, ShardedOrderSampler):
-        raise ValueError(
-            "ShardedOrderSampler and num_ranks= both take this rank's part: leave one of them out"
-        )
     if gives_process_orders(order_sampler):
         raise ValueError(
             "with num_ranks above 1 all ranks must draw the same orders, but this shuffle draws "

@@ -594,9 +594,9 @@ class PlannedIterator(Loop, IteratorProperties):
             rank, or the list of all ranks' states, which batch size and ranks may differ from.
         strict : bool
             False: the dataset may have grown since. The current epoch ends with the examples that
-            it began with, later ones have all. Weights, mixtures, shares of a `ShardedOrderSampler`
-            and batch samplers are made for the examples that there were, and raise; so does a
-            `TokenDataset` that fits documents into rows, whose rows are others then.
+            it began with, later ones have all. Weights, mixtures and batch samplers are made for
+            the examples that there were, and raise; so does a `TokenDataset` that fits documents
+            into rows, whose rows are others then.
 
         Raises
         ------

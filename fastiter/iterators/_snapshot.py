@@ -41,7 +41,6 @@ from fastiter.iterators.samplers._seeded import (
     is_seeded,
 )
 from fastiter.iterators.samplers.mixture import MixtureOrderSampler
-from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 from fastiter.iterators.samplers.shuffle import gives_permutations
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def exchange(
 
     Keys: current_position, epoch, is_new_epoch, order (int64[n], or -1 where the iteration has
     no order), previous_epoch_detail (-1 before the first batch), example_seed (int64[2]), cuts
-    (JSON, uint8[n]); where orders have numbers also order_sampler (int64[10]), with ``on_error``
+    (JSON, uint8[n]); where orders have numbers also order_sampler (int64[7]), with ``on_error``
     skipped (JSON, uint8[n]).
     """
     state = current.state
@@ -536,17 +535,10 @@ def _order_again(
         size = record.n_examples
     if record.n_drawn < 1:
         raise ValueError("the snapshot's order sampler has drawn no order")
-    if record.share[1:] != ours.share[1:] and position != 0:
-        raise ValueError(
-            f"the snapshot was saved by one of {record.share.size} processes, inside an epoch, and "
-            f"this is one of {ours.share.size} (or their tail differs): only at the start of an "
-            "epoch can their number change"
-        )
     cuttings = () if recut is None else recut[1]
     order, cuts = seeded_epoch(sampler, record.n_drawn - 1, dataset_size, size, cuttings)
     if (
-        record.share == ours.share
-        and cuts is None
+        cuts is None
         and isinstance(order, np.ndarray)
         and stored is not _ABSENT
         and stored is not state.order
@@ -573,7 +565,7 @@ def _difference(
         return f" (batch_sampler({record.n_drawn - 1}) gives other batches)"
     if saved_seed is None:
         return ""
-    if record.kind != sampler._KIND and not isinstance(sampler, ShardedOrderSampler):
+    if record.kind != sampler._KIND:
         return " (it is of another kind)"
     if isinstance(sampler, MixtureOrderSampler):
         ours = list(sampler._sizes)

@@ -23,7 +23,6 @@ from fastiter import (
     MultithreadIterator,
     Replacement,
     SerialIterator,
-    ShardedOrderSampler,
     ShuffleOrderSampler,
     SkipLimitError,
     VirtualShuffleOrderSampler,
@@ -275,7 +274,6 @@ def test_a_replacement_fills_the_batch():
     [
         ("draw the same orders", {}),
         ("draw the same orders", {"order_sampler": ShuffleOrderSampler()}),
-        ("leave one of them out", {"order_sampler": ShardedOrderSampler(SEEDED, 0, 2)}),
         ("rank must be below num_ranks", {"rank": 2}),
         ("give both rank and num_ranks", {"rank": None}),
         ("'auto' the launcher tells both", {"rank": "auto"}),
@@ -315,9 +313,21 @@ def test_the_launcher_tells_the_rank(monkeypatch, launcher):
     for name, value in zip(VARIABLES[launcher], "14", strict=True):
         monkeypatch.setenv(name, value)
     assert auto() == (1, 4)
-    monkeypatch.setenv(VARIABLES[launcher][1], "x")
-    with pytest.raises(ValueError, match=r"must be numbers.*pass rank and num_ranks"):
-        auto()
+    for wrong in (("1", "x"), ("-1", "4"), ("1", None), (None, "4")):
+        for name, value in zip(VARIABLES[launcher], wrong, strict=True):
+            monkeypatch.delenv(name, raising=False)
+            if value is not None:
+                monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=" and ".join(VARIABLES[launcher])):
+            auto()
+
+
+@pytest.mark.usefixtures("_no_launcher")
+def test_torchrun_within_a_slurm_job(monkeypatch):
+    given = {"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert auto() == (3, 8)
 
 
 @pytest.mark.usefixtures("_no_launcher")
@@ -685,7 +695,7 @@ def test_a_dataset_that_has_grown(sampler):
             smaller.load_state_dict(state, strict=strict)
 
 
-@pytest.mark.parametrize("kind", ["weights", "mixture", "share", "buckets"])
+@pytest.mark.parametrize("kind", ["weights", "mixture", "buckets"])
 def test_orders_that_are_made_for_their_examples_refuse_a_dataset_that_has_grown(kind):
     def make(n: int) -> SerialIterator:
         if kind == "buckets":
@@ -694,7 +704,6 @@ def test_orders_that_are_made_for_their_examples_refuse_a_dataset_that_has_grown
         sampler = {
             "weights": lambda: WeightedOrderSampler(np.ones(n), 0),
             "mixture": lambda: MixtureOrderSampler([n - 2, 2], [1, 1], 0, stop=10),
-            "share": lambda: ShardedOrderSampler(ShuffleOrderSampler(0), 0, 2),
         }[kind]()
         return SerialIterator(range(n), 4, order_sampler=sampler)
 
@@ -702,7 +711,6 @@ def test_orders_that_are_made_for_their_examples_refuse_a_dataset_that_has_grown
     next(old)
     before = grown.state_dict()
     expected = {
-        "share": "ShardedOrderSampler cannot go on",
         "mixture": r"its sources have \[8, 2\] examples, here they have \[18, 2\]",
     }.get(kind, "arguments differ")
     with pytest.raises(ValueError, match=expected):

@@ -20,7 +20,6 @@ from fastiter import (
     MultiprocessIterator,
     MultithreadIterator,
     SerialIterator,
-    ShardedOrderSampler,
     ShuffleOrderSampler,
     VirtualShuffleOrderSampler,
     WeightedOrderSampler,
@@ -112,7 +111,6 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "block": over(lambda: BlockShuffleOrderSampler(7, block_size=4, window=3)),
     "weighted": over(lambda: WeightedOrderSampler(np.arange(1, N + 1), 7)),
     "mixture": over(lambda: MixtureOrderSampler([30, 10], [0.7, 0.3], 7, schedule=[(9, [1, 1])])),
-    "shard": over(lambda: ShardedOrderSampler(ShuffleOrderSampler(7), 1, 2)),
     "buckets": lambda kind: kind(
         range(N), batch_sampler=LengthBucketBatchSampler(np.arange(N), batch_size=3, seed=7)
     ),

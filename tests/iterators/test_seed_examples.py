@@ -17,7 +17,6 @@ from fastiter import (
     MultiprocessIterator,
     MultithreadIterator,
     SerialIterator,
-    ShardedOrderSampler,
     ShuffleOrderSampler,
     WeightedOrderSampler,
 )
@@ -64,7 +63,6 @@ def samplers() -> dict[str, dict[str, Any]]:
         "shuffle": {"order_sampler": ShuffleOrderSampler(3), "batch_size": 5},
         "mixture": {"order_sampler": mixture, "batch_size": 5},
         "weights": {"order_sampler": WeightedOrderSampler(np.ones(N), 2), "batch_size": 5},
-        "share": {"order_sampler": ShardedOrderSampler(mixture, 1, 2), "batch_size": 5},
         "larger than an epoch": {"order_sampler": ShuffleOrderSampler(3), "batch_size": 50},
         "buckets": {"batch_sampler": buckets},
         "function": {"batch_sampler": repeating},

@@ -27,7 +27,6 @@ from fastiter import (
     MultiprocessIterator,
     MultithreadIterator,
     SerialIterator,
-    ShardedOrderSampler,
     ShuffleOrderSampler,
     concat_examples,
     progress,
@@ -464,8 +463,8 @@ def two_processes_hold_a_part_each(port: str, rank: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # the default of newer versions
     jax.distributed.initialize(f"localhost:{port}", 2, int(rank))
     assert (len(jax.devices()), len(jax.local_devices())) == (4, 2)
-    sampler = ShardedOrderSampler(ShuffleOrderSampler(3), int(rank), 2)
-    iterator = made("serial", Images(32), order_sampler=sampler, shuffle=None, repeat=False)
+    arguments = {"order_sampler": ShuffleOrderSampler(3), "rank": int(rank), "num_ranks": 2}
+    iterator = made("serial", Images(32), shuffle=None, repeat=False, **arguments)
     total = jax.jit(lambda x: x.sum(), out_shardings=sharded())
     seen = []
     for x, y in as_jax(iterator, sharded("data")):

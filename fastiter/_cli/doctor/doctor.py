@@ -26,10 +26,10 @@ from fastiter._collate import buffers
 from fastiter._order import permutation
 from fastiter._ring.arena import Arena
 from fastiter._util import cpus
+from fastiter._util.ranks import iterator_ranks
 from fastiter._util.units import as_bytes
 from fastiter._workers import start_method
 from fastiter.dataset.download import get_dataset_root
-from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 
 EPILOG = """\
 Each line states a fact and rates it: "ok", "note" (worth knowing), or "problem" (something does not
@@ -325,11 +325,11 @@ def _environment() -> Iterator[Finding]:
     )
     if any(name in os.environ for name in _RANKS):
         try:
-            sampler = ShardedOrderSampler(fastiter.ShuffleOrderSampler(0))
+            rank, num_ranks = iterator_ranks("auto", None)
         except ValueError as error:
             yield Finding("rank", str(error), "note")
         else:
-            yield Finding("rank", f"{sampler.rank} of {sampler.size}")
+            yield Finding("rank", f"{rank} of {num_ranks}")
 
 
 def _gpus() -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from fastiter._threads.pool import thread_times
 from fastiter._util.failures import summary_of
 from fastiter._util.units import nbytes_of
 from fastiter.iterators._source import fetch_examples
-from fastiter.iterators.samplers.sharded import ShareOrder
+from fastiter.iterators.samplers._seeded import joined
 
 _GROUP_SECONDS = 100e-6  # examples that take less are timed in groups
 _MOST_GROUP = 1024
@@ -172,7 +172,8 @@ def measure(
 
 def part_of(order: Any, start: int, count: int) -> NDArray[np.int64]:
     """``count`` indices of the order from ``start`` on; after its end it starts again."""
-    return ShareOrder(order, start, count)[:]
+    n = len(order)
+    return joined(start, start + count, lambda at, stop: order[at % n : at % n + stop - at])
 
 
 def _time(

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fastiter.iterators.samplers._seeded import Record, SeededSampler, Share, digest_words
+from fastiter.iterators.samplers._seeded import Record, SeededSampler, digest_words
 
 Indices: TypeAlias = "npt.NDArray[np.int64]"
 #: A scalar argument of a batch sampler that decides about cuts.
@@ -188,4 +188,4 @@ class CallableBatches(SeededBatchSampler):
     def _record(self, n_drawn: int, n_examples: int, position: int | None = None) -> Record:
         if n_drawn - 1 not in self._digests:
             self._draw_batches(n_examples, n_drawn - 1, ())
-        return Record(self._KIND, self._digests[n_drawn - 1], n_drawn, n_examples, Share())
+        return Record(self._KIND, self._digests[n_drawn - 1], n_drawn, n_examples)

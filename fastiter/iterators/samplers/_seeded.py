@@ -23,15 +23,7 @@ if TYPE_CHECKING:
 
 _TAG = int.from_bytes(b"fastiter", "big")  # no index of any dataset is as large
 _VERSION = 1
-RECORD_SIZE = 10
-
-
-class Share(NamedTuple):
-    """What part of the orders an iteration goes through."""
-
-    rank: int = 0
-    size: int = 1
-    tail: int = 0
+RECORD_SIZE = 7
 
 
 class Record(NamedTuple):
@@ -41,14 +33,12 @@ class Record(NamedTuple):
     key: tuple[int, int]  #: 128 bits that depend on its seed and its other arguments
     n_drawn: int  #: orders drawn, the current one included
     n_examples: int  #: length of the dataset
-    share: Share
 
     def array(self) -> npt.NDArray[np.int64]:
-        """As int64[10]: tag, version, kind, key (2), n_drawn, n_examples, rank, size, tail."""
-        head = [_TAG, _VERSION, self.kind]
-        tail = [self.n_drawn, self.n_examples, *self.share]
+        """As int64[7]: tag, version, kind, key (2), n_drawn, n_examples."""
         key = np.array(self.key, dtype=np.uint64).view(np.int64)
-        return np.concatenate([np.array(head), key, np.array(tail)]).astype(np.int64, copy=False)
+        words = [_TAG, _VERSION, self.kind, *key, self.n_drawn, self.n_examples]
+        return np.array(words, dtype=np.int64)
 
     @staticmethod
     def of(stored: Any) -> Record | None:
@@ -63,8 +53,7 @@ class Record(NamedTuple):
         if array.size != RECORD_SIZE or array.dtype != np.int64 or (array[5:] < 0).any():
             raise ValueError("the snapshot's order sampler is damaged")
         first, second = (int(word) for word in array[3:5].view(np.uint64))
-        n_drawn, n_examples, *share = array[5:].tolist()
-        return Record(int(array[2]), (first, second), n_drawn, n_examples, Share(*share))
+        return Record(int(array[2]), (first, second), *array[5:].tolist())
 
 
 class SeededSampler:
@@ -116,7 +105,7 @@ class SeededSampler:
 
     def _record(self, n_drawn: int, n_examples: int, position: int | None = None) -> Record:
         told = repr((self._words, self._arguments_until(n_drawn, position))).encode()
-        return Record(self._KIND, digest_words(told), n_drawn, n_examples, Share())
+        return Record(self._KIND, digest_words(told), n_drawn, n_examples)
 
     def _upcoming(self) -> int:
         """Number of the first order of an iteration that is made now."""
