@@ -111,7 +111,7 @@ def _documents(kind: str) -> list[np.ndarray]:
     return [np.ones(n, np.int32) for n in np.clip(lengths, 1, LENGTH).astype(int)]
 
 
-def _packed(packing: str) -> Prepared:
+def _packed() -> Prepared:
     import fastiter
     from fastiter.tokens import TokenDataset
 
@@ -119,7 +119,7 @@ def _packed(packing: str) -> Prepared:
         dataset = TokenDataset(
             documents,
             LENGTH,
-            packing=packing,
+            packing="bfd",
             seed=0,
             fields=("input_ids", "position_ids", "n_tokens"),
             output_dtype=np.int32,
@@ -185,8 +185,7 @@ def cases(quick: bool) -> Iterator[Case]:
             name=f"packing, {kind}",
             sources=bind(lambda kind: [_documents(kind)], kind),
             candidates={
-                "fastiter": bind(_packed, "bfd"),
-                "fastiter.best_fit": bind(_packed, "best_fit"),
+                "fastiter": _packed,
                 "grain": bind(_grain, 64),
                 "trl": _trl,
             },

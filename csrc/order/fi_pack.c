@@ -81,64 +81,39 @@ static uint64_t rooms_from(const rooms *set, uint64_t least, uint64_t most)
     return least;
 }
 
-static uint32_t tree_leaves(uint32_t n)
+size_t fi_pack_scratch(uint32_t length, uint32_t n)
 {
-    uint32_t leaves = 1;
-    while (leaves < n) {
-        leaves *= 2;
-    }
-    return leaves;
+    /* Behind the set: rows by their room (length + 1 + n), the order of pieces (n), counts of its sort (length + 2). */
+    return (rooms_words(length) + length + n + 2) * sizeof(uint64_t);
 }
 
-size_t fi_pack_scratch(int method, uint32_t length, uint32_t n)
+/* A counting sort, pieces of one size staying in order. */
+static void order_decreasing(uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *order, uint32_t *counts)
 {
-    size_t words;
-    if (method == FI_PACK_FIRST_FIT) {
-        return 2 * (size_t)tree_leaves(n) * sizeof(uint32_t);
+    memset(counts, 0, ((size_t)length + 2) * sizeof(uint32_t));
+    for (uint32_t i = 0; i < n; i++) {
+        counts[length - sizes[i] + 1]++;
     }
-    words = (size_t)length + 1 + n;
-    if (method == FI_PACK_DECREASING) {
-        words += (size_t)length + 2 + n;
-    }
-    return rooms_words(length) * sizeof(uint64_t) + (words + words % 2) * sizeof(uint32_t);
-}
-
-static uint32_t first_fit(uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *rows, uint32_t *tree)
-{
-    uint32_t leaves = tree_leaves(n), count = 0;
-    for (uint32_t node = 1; node < 2 * leaves; node++) {
-        tree[node] = length; /* the most room of a row below it */
+    for (uint32_t key = 0; key < length; key++) {
+        counts[key + 1] += counts[key];
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t node = 1, size = sizes[i];
-        while (node < leaves) {
-            node = 2 * node + (tree[2 * node] < size);
-        }
-        rows[i] = node - leaves;
-        count = rows[i] >= count ? rows[i] + 1 : count;
-        tree[node] -= size;
-        while (node > 1) {
-            uint32_t left = tree[node & ~1u], right = tree[node | 1u], most = left > right ? left : right;
-            node /= 2;
-            if (tree[node] == most) {
-                break;
-            }
-            tree[node] = most;
-        }
+        order[counts[length - sizes[i]]++] = i;
     }
-    return count;
 }
 
-static uint32_t best_fit(uint32_t length, const uint32_t *sizes, const uint32_t *order, uint32_t n,
-                         uint32_t *rows, uint64_t *words, uint32_t *lists)
+uint32_t fi_pack(uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *rows, void *scratch)
 {
-    rooms set;
-    uint32_t *heads = lists, *next = lists + length + 1; /* the rows of each room, counted from 1 */
+    uint64_t *words = scratch;
+    uint32_t *heads = (uint32_t *)(words + rooms_words(length)); /* the rows of each room, counted from 1 */
+    uint32_t *next = heads + length + 1, *order = next + n;
     uint32_t count = 0;
+    rooms set;
+    order_decreasing(length, sizes, n, order, order + n);
     rooms_init(&set, length, words);
     memset(heads, 0, ((size_t)length + 1) * sizeof(uint32_t));
     for (uint32_t k = 0; k < n; k++) {
-        uint32_t i = order == NULL ? k : order[k], row;
+        uint32_t i = order[k], row;
         uint64_t room = rooms_from(&set, sizes[i], length), left;
         if (room == 0) {
             row = count++;
@@ -161,31 +136,6 @@ static uint32_t best_fit(uint32_t length, const uint32_t *sizes, const uint32_t 
         }
     }
     return count;
-}
-
-uint32_t fi_pack(int method, uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *rows,
-                 void *scratch)
-{
-    uint64_t *words = scratch;
-    uint32_t *lists = (uint32_t *)(words + rooms_words(length)), *order = NULL, *counts;
-    if (method == FI_PACK_FIRST_FIT) {
-        return first_fit(length, sizes, n, rows, scratch);
-    }
-    if (method == FI_PACK_DECREASING) { /* a counting sort, pieces of one size staying in order */
-        order = lists + length + 1 + n;
-        counts = order + n;
-        memset(counts, 0, ((size_t)length + 2) * sizeof(uint32_t));
-        for (uint32_t i = 0; i < n; i++) {
-            counts[length - sizes[i] + 1]++;
-        }
-        for (uint32_t key = 0; key < length; key++) {
-            counts[key + 1] += counts[key];
-        }
-        for (uint32_t i = 0; i < n; i++) {
-            order[counts[length - sizes[i]]++] = i;
-        }
-    }
-    return best_fit(length, sizes, order, n, rows, words, lists);
 }
 
 uint32_t fi_pack_pieces(int overlong, uint32_t length, const int64_t *documents, const int64_t *lengths,

@@ -1,9 +1,8 @@
 /* Packing of pieces into rows of one length, and the segments of a window's rows.
  *
- * First fit puts a piece into the first row that has room for it, best fit into one of those with the least
- * room, and otherwise each begins a row. Best fit decreasing takes the longest pieces first (Johnson, "Near-optimal
- * bin packing algorithms", 1973). A piece takes time that does not depend on the number of rows (best fit) or is
- * logarithmic in it (first fit).
+ * Best fit decreasing takes the longest pieces first, and puts each into a row with the least room that is enough for
+ * it, or begins a row (Johnson, "Near-optimal bin packing algorithms", 1973). A piece takes time that does not depend
+ * on the number of rows.
  *
  * Nothing here allocates.
  */
@@ -11,8 +10,6 @@
 #define FI_PACK_H
 
 #include "base/fi_base.h"
-
-enum { FI_PACK_FIRST_FIT, FI_PACK_BEST_FIT, FI_PACK_DECREASING };
 
 /* What becomes of a document that is longer than a row. */
 enum { FI_OVERLONG_SPLIT, FI_OVERLONG_TRUNCATE, FI_OVERLONG_DROP };
@@ -25,13 +22,12 @@ typedef struct {
 } fi_segment;
 
 /* Bytes that `fi_pack` needs for n pieces; aligned to 8. */
-size_t fi_pack_scratch(int method, uint32_t length, uint32_t n);
+size_t fi_pack_scratch(uint32_t length, uint32_t n);
 
 /* n is at most 2^30 in these functions.
  *
  * rows[i]: the row of piece i, from 0; returns how many rows there are. sizes: 1 to length. */
-uint32_t fi_pack(int method, uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *rows,
-                 void *scratch);
+uint32_t fi_pack(uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *rows, void *scratch);
 
 /* The pieces of a window's n documents of these lengths: sizes[k] and where they are from, for those shorter
  * than a row; whole rows are counted in *n_whole. sizes, pieces: room for n. Returns the number of pieces. */

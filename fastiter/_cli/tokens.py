@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastiter._cli.options import positive
-from fastiter._fetch.token_rows import FITS, RowPlanner, TokenSource
+from fastiter._fetch.token_rows import RowPlanner, TokenSource
 from fastiter.tokens._sources import open_source, paths_of
 
 _WINDOW = 100_000  # as TokenDataset's
@@ -86,7 +86,7 @@ def examined(source: TokenSource, lengths: list[int]) -> dict[str, Any]:
                 "padded": _share(tokens, padded[length] * length),
                 **{
                     packing: _share(tokens, _rows(source, packing, length) * length)
-                    for packing in ("concat", *FITS)
+                    for packing in ("concat", "bfd")
                 },
             }
             for length in lengths
@@ -109,7 +109,7 @@ def as_table(found: dict[str, Any]) -> str:
     for bar in found["histogram"]:
         span = f"{bar['from']:,} .. {bar['to']:,}" if bar["to"] > 1 else str(bar["to"])
         lines.append(f"{span:>17} {bar['documents']:>12,}")
-    names = ("padded", "concat", *FITS)
+    names = ("padded", "concat", "bfd")
     lines += ["", "Share of tokens in rows:", f"{'length':>8}" + "".join(f"{n:>11}" for n in names)]
     for row in found["lengths"]:
         lines.append(f"{row['length']:>8}" + "".join(f"{100 * row[n]:>9.2f} %" for n in names))

@@ -553,9 +553,6 @@ cdef extern from "order/fi_buckets.h" nogil:
 
 cdef extern from "order/fi_pack.h" nogil:
     enum:
-        FI_PACK_FIRST_FIT
-        FI_PACK_BEST_FIT
-        FI_PACK_DECREASING
         FI_OVERLONG_SPLIT
         FI_OVERLONG_TRUNCATE
         FI_OVERLONG_DROP
@@ -563,8 +560,8 @@ cdef extern from "order/fi_pack.h" nogil:
         int64_t document
         int64_t start
         int64_t length
-    size_t fi_pack_scratch(int method, uint32_t length, uint32_t n)
-    uint32_t fi_pack(int method, uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *rows,
+    size_t fi_pack_scratch(uint32_t length, uint32_t n)
+    uint32_t fi_pack(uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *rows,
                      void *scratch)
     uint32_t fi_pack_pieces(int overlong, uint32_t length, const int64_t *documents,
                             const int64_t *lengths, uint32_t n, uint32_t *sizes,

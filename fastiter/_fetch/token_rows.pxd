@@ -29,7 +29,7 @@ cdef struct Segments:
 cdef class RowPlanner:
     cdef readonly TokenSource source
     cdef fi_tokens flat  # the stream as one document
-    cdef int method, fit, overlong
+    cdef int method, overlong
     cdef readonly int64_t length
     cdef readonly int64_t n_windows, window  # a window's documents
     cdef readonly int row_bits

@@ -11,7 +11,6 @@ EPOCH_SHIFT: int
 MOST_TOKENS: int
 FIELDS: tuple[str, ...]
 METHODS: dict[str, int]
-FITS: dict[str, int]
 OVERLONG: dict[str, int]
 KINDS: tuple[str, ...]
 

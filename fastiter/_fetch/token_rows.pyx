@@ -39,9 +39,7 @@ MOST_TOKENS = (1 << 31) - 1  # of a row
 #: numbered as in csrc/batch/fi_tokens.h
 FIELDS = ("input_ids", "labels", "attention_mask", "position_ids", "segment_ids", "document_ids",
           "loss_mask", "max_seqlen", "n_tokens")
-METHODS = {"windows": WINDOWS, "documents": DOCUMENTS, "concat": CONCAT, "first_fit": FIT,
-           "best_fit": FIT, "bfd": FIT}
-FITS = {"first_fit": FI_PACK_FIRST_FIT, "best_fit": FI_PACK_BEST_FIT, "bfd": FI_PACK_DECREASING}
+METHODS = {"windows": WINDOWS, "documents": DOCUMENTS, "concat": CONCAT, "bfd": FIT}
 OVERLONG = {"split": FI_OVERLONG_SPLIT, "truncate": FI_OVERLONG_TRUNCATE,
             "drop": FI_OVERLONG_DROP, "error": -1}
 KINDS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
@@ -178,7 +176,6 @@ cdef class RowPlanner:
         cdef fi_document_part *part
         self.source = source
         self.method = METHODS[method]
-        self.fit = FITS.get(method, 0)
         self.overlong = OVERLONG[overlong]
         self.length = length or 0
         self.stride, self.window = stride, window
@@ -244,7 +241,7 @@ cdef class RowPlanner:
         cdef int64_t *starts
         cdef int64_t *places
         cdef char *scratch
-        cdef int method = self.fit, overlong = self.overlong
+        cdef int overlong = self.overlong
         cdef fi_seed seed
         self.n_planned += 1
         numbers = self.documents(epoch, number)
@@ -272,12 +269,12 @@ cdef class RowPlanner:
         documents, lengths = <int64_t *>start_of(numbers), <int64_t *>start_of(found)
         kept = np.empty((2, n + 1), np.uint32)
         piece_memory = np.empty((n + 1) * sizeof(fi_segment), np.uint8)
-        scratched = np.empty(fi_pack_scratch(method, length, n) // 8 + 1, np.uint64)
+        scratched = np.empty(fi_pack_scratch(length, n) // 8 + 1, np.uint64)
         sizes, rows = <uint32_t *>start_of(kept), <uint32_t *>start_of(kept) + n + 1
         pieces, scratch = <fi_segment *>start_of(piece_memory), start_of(scratched)
         with nogil:
             n_pieces = fi_pack_pieces(overlong, length, documents, lengths, n, sizes, pieces, &n_whole)
-            n_rows = fi_pack(method, length, sizes, n_pieces, rows, scratch) if n_pieces else 0
+            n_rows = fi_pack(length, sizes, n_pieces, rows, scratch) if n_pieces else 0
         total = n_rows + n_whole
         window.n_rows = total
         if only_count:

@@ -19,7 +19,6 @@ from fastiter._fetch.dataset_access import (
 from fastiter._fetch.token_rows import (
     EPOCH_SHIFT,
     FIELDS,
-    FITS,
     MOST_TOKENS,
     OVERLONG,
     RowPlanner,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["TokenDataset"]
 
 _OFFSETS = "cu_seqlens"
-_PACKINGS = (None, "concat", *FITS)
+_PACKINGS = (None, "concat", "bfd")
 _SUMMED = 1 << 16  # rows at a time
 _MOST_DOCUMENTS = 1 << 30  # of a window: csrc/order/fi_pack.h counts in 32 bits
 _MOST_EPOCHS = 1 << 63 - EPOCH_SHIFT
@@ -80,10 +79,10 @@ class TokenDataset(DatasetMixin):
         be patterns.
     length : int, optional
         Tokens of a row. None: a row is a document.
-    packing : {None, "concat", "first_fit", "best_fit", "bfd"}
+    packing : {None, "concat", "bfd"}
         How documents share rows. None: rows are windows of the stream of tokens. "concat":
-        documents behind each other, cut every ``length`` tokens. The others fit whole documents
-        into rows; "bfd" (best fit decreasing) leaves least room, and is fast.
+        documents behind each other, cut every ``length`` tokens. "bfd" (best fit decreasing) fits
+        whole documents into rows.
     stride : int, optional
         Of windows: from start to start. By default ``length``; 1 has a window at each token.
     documents : array of int, or path of .npy, optional
@@ -439,7 +438,7 @@ class TokenDataset(DatasetMixin):
         return self._epochs
 
     def __fastiter_keeps_rows__(self) -> bool:
-        return self._method not in FITS
+        return self._method != "bfd"
 
     def __fastiter_tokens__(self, rows: npt.NDArray[np.int64]) -> int:
         return self._planner.n_tokens(rows)

@@ -17,43 +17,42 @@ static void *take(size_t bytes)
     return memory;
 }
 
-/* The row for a piece among rows with this room: the first, or one with the least; count if there is none. */
-static uint32_t plain_row(int method, const uint32_t *room, uint32_t count, uint32_t size)
+/* The row for a piece among rows with this room: one with the least that is enough; count if there is none. */
+static uint32_t plain_row(const uint32_t *room, uint32_t count, uint32_t size)
 {
     uint32_t found = count;
 
     for (uint32_t row = 0; row < count; row++) {
-        const bool better = found == count || (method != FI_PACK_FIRST_FIT && room[row] < room[found]);
-        if (room[row] >= size && better) {
+        if (room[row] >= size && (found == count || room[row] < room[found])) {
             found = row;
         }
     }
     return found;
 }
 
-/* Walks the pieces as they have to be taken: each must have gone where the plainest packing puts it, or, by best
- * fit, into another row with the same room. */
-static void check_rows(int method, uint32_t length, const uint32_t *sizes, uint32_t n, const uint32_t *rows,
+/* Walks the pieces as they have to be taken: each must have gone where the plainest packing puts it, or into another
+ * row with the same room. */
+static void check_rows(uint32_t length, const uint32_t *sizes, uint32_t n, const uint32_t *rows,
                        uint32_t n_rows)
 {
     uint32_t *room = take(n * sizeof *room), *order = take(n * sizeof *order), count = 0;
 
     for (uint32_t i = 0; i < n; i++) {
         uint32_t k = i;
-        for (; method == FI_PACK_DECREASING && k > 0 && sizes[order[k - 1]] < sizes[i]; k--) {
+        for (; k > 0 && sizes[order[k - 1]] < sizes[i]; k--) {
             order[k] = order[k - 1];
         }
         order[k] = i;
     }
     for (uint32_t k = 0; k < n; k++) {
         const uint32_t size = sizes[order[k]], row = rows[order[k]];
-        const uint32_t expected = plain_row(method, room, count, size);
+        const uint32_t expected = plain_row(room, count, size);
         if (expected == count) {
             CHECK_EQ(row, count);
             room[count++] = length;
         } else {
             CHECK(row < count);
-            CHECK(method == FI_PACK_FIRST_FIT ? row == expected : room[row] == room[expected]);
+            CHECK_EQ(room[row], room[expected]);
         }
         room[row] -= size;
     }
@@ -73,13 +72,10 @@ static void test_rows_of_pieces(void)
         for (uint32_t i = 0; i < n; i++) {
             sizes[i] = 1 + (uint32_t)random_below(longest);
         }
-        for (int method = FI_PACK_FIRST_FIT; method <= FI_PACK_DECREASING; method++) {
-            void *scratch = take(fi_pack_scratch(method, length, n));
-            const uint32_t n_rows = fi_pack(method, length, sizes, n, rows, scratch);
-            check_rows(method, length, sizes, n, rows, n_rows);
-            free(scratch);
-        }
-        free(sizes), free(rows);
+        void *scratch = take(fi_pack_scratch(length, n));
+        const uint32_t n_rows = fi_pack(length, sizes, n, rows, scratch);
+        check_rows(length, sizes, n, rows, n_rows);
+        free(sizes), free(rows), free(scratch);
     }
 }
 
@@ -108,8 +104,8 @@ static void check_window(uint32_t length, int overlong, uint32_t n)
     const uint32_t n_pieces = fi_pack_pieces(overlong, length, documents, lengths, n, sizes, pieces, &n_whole);
     CHECK(n_pieces <= n);
     if (n_pieces > 0) {
-        void *scratch = take(fi_pack_scratch(FI_PACK_BEST_FIT, length, n_pieces));
-        n_rows = fi_pack(FI_PACK_BEST_FIT, length, sizes, n_pieces, rows, scratch);
+        void *scratch = take(fi_pack_scratch(length, n_pieces));
+        n_rows = fi_pack(length, sizes, n_pieces, rows, scratch);
         free(scratch);
     }
     const uint64_t total = n_rows + n_whole, step = 7919; /* a prime that is no divisor of total */

@@ -29,7 +29,7 @@ def test_json_tells_lengths_and_efficiencies(files, capsys):
     assert sum(bar["documents"] for bar in found["histogram"]) == 1000
     for row in found["lengths"]:
         assert row["padded"] == SIZES.sum() / ((-(-SIZES // row["length"])).sum() * row["length"])
-        for packing in ("concat", "first_fit", "best_fit", "bfd"):
+        for packing in ("concat", "bfd"):
             dataset = TokenDataset(
                 files[0],
                 row["length"],

@@ -205,7 +205,7 @@ def test_document_offsets(tmp_path):
 def test_flat_batches_have_no_padding(tmp_path):
     documents = [list(range(100 * k, 100 * k + n)) for k, n in enumerate([3, 5, 2, 7, 1])]
     dataset = TokenDataset(
-        documents, 8, packing="first_fit", fields=("input_ids", "segment_ids", "position_ids")
+        documents, 8, packing="bfd", fields=("input_ids", "segment_ids", "position_ids")
     )
     with MultiprocessIterator(
         dataset, 3, shuffle=False, converter=flat_batch, n_processes=1, context="fork"
