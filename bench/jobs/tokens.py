@@ -122,7 +122,6 @@ def _packed() -> Prepared:
             packing="bfd",
             seed=0,
             fields=("input_ids", "position_ids", "n_tokens"),
-            output_dtype=np.int32,
         )
         return fastiter.SerialIterator(
             dataset, 16, repeat=False, converter=fastiter.concat_examples

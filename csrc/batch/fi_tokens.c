@@ -101,64 +101,45 @@ int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place)
     return tokens->n_documents > 0 && fi_tokens_extent(tokens, low, &start, &length) ? low : 0;
 }
 
-#define CONVERT(from, to)                                       \
-    for (int64_t i = 0; i < count; i++) {                        \
-        from value;                                              \
+#define WIDEN(from)                                                       \
+    for (int64_t i = 0; i < count; i++) {                                 \
+        from value;                                                       \
         memcpy(&value, source + i * (int64_t)sizeof(from), sizeof(from)); \
-        ((to *)out)[i] = (to)value;                              \
-        fits &= (int64_t)(to)value == (int64_t)value;            \
+        out[i] = (int64_t)value;                                          \
     }
 
-#define CONVERT_TO(to)                             \
-    switch (kind) {                                \
-    case FI_TOKEN_U8: CONVERT(uint8_t, to) break;  \
-    case FI_TOKEN_I8: CONVERT(int8_t, to) break;   \
-    case FI_TOKEN_U16: CONVERT(uint16_t, to) break; \
-    case FI_TOKEN_I16: CONVERT(int16_t, to) break; \
-    case FI_TOKEN_U32: CONVERT(uint32_t, to) break; \
-    case FI_TOKEN_I32: CONVERT(int32_t, to) break; \
-    default: CONVERT(int64_t, to) break;           \
-    }
-
-/* Whether all fit. */
-static bool convert(int kind, const char *source, int64_t count, bool wide, void *out)
+static void widen(int kind, const char *source, int64_t count, int64_t *out)
 {
-    bool fits = true;
-    if (wide) {
-        CONVERT_TO(int64_t)
-    } else {
-        CONVERT_TO(int32_t)
+    switch (kind) {
+    case FI_TOKEN_U8: WIDEN(uint8_t) break;
+    case FI_TOKEN_I8: WIDEN(int8_t) break;
+    case FI_TOKEN_U16: WIDEN(uint16_t) break;
+    case FI_TOKEN_I16: WIDEN(int16_t) break;
+    case FI_TOKEN_U32: WIDEN(uint32_t) break;
+    default: WIDEN(int32_t) break;
     }
-    return fits;
 }
 
-static bool is_copied(const fi_tokens *tokens, bool wide)
-{
-    return tokens->kind == (wide ? FI_TOKEN_I64 : FI_TOKEN_I32);
-}
-
-/* As they are, or converted: whether all fit. */
-static bool read_stream(const fi_tokens *tokens, int64_t place, int64_t count, bool raw, bool wide, char *out)
+/* As they are, or as int64. */
+static void read_stream(const fi_tokens *tokens, int64_t place, int64_t count, bool raw, char *out)
 {
     int64_t number = 0;
-    bool fits = true;
     if (count > 0)
         number = part_at(&tokens->parts->first, sizeof *tokens->parts, tokens->n_parts, place);
-    size_t size = raw ? widths[tokens->kind] : wide ? 8 : 4;
+    size_t size = raw ? widths[tokens->kind] : 8;
     while (count > 0) {
         const fi_token_part *part = &tokens->parts[number++];
         int64_t here = part[1].first - place < count ? part[1].first - place : count;
         const char *source = part->tokens + (size_t)(place - part->first) * widths[tokens->kind];
-        if (raw || is_copied(tokens, wide)) {
+        if (raw || tokens->kind == FI_TOKEN_I64) {
             memcpy(out, source, (size_t)here * size);
         } else {
-            fits &= convert(tokens->kind, source, here, wide, out);
+            widen(tokens->kind, source, here, (int64_t *)out);
         }
         out += (size_t)here * size;
         place += here;
         count -= here;
     }
-    return fits;
 }
 
 /* Asks the memory for the first tokens of a stretch; the processor foresees the rest by itself. */
@@ -173,53 +154,22 @@ static void ask_for(const fi_tokens *tokens, int64_t place, int64_t count)
     }
 }
 
-static void put(void *out, size_t i, bool wide, int64_t value)
+static void fill(int64_t *out, size_t count, int64_t value)
 {
-    if (wide) {
-        ((int64_t *)out)[i] = value;
-    } else {
-        ((int32_t *)out)[i] = (int32_t)value;
+    for (size_t i = 0; i < count; i++) {
+        out[i] = value;
     }
 }
 
-static void fill(void *out, size_t at, size_t count, bool wide, int64_t value)
-{
-    if (wide) {
-        for (size_t i = 0; i < count; i++) {
-            ((int64_t *)out)[at + i] = value;
-        }
-    } else {
-        for (size_t i = 0; i < count; i++) {
-            ((int32_t *)out)[at + i] = (int32_t)value;
-        }
-    }
-}
-
-/* first, first + 1, ... */
-static void count_up(void *out, size_t at, size_t count, bool wide, int64_t first)
-{
-    if (wide) {
-        for (size_t i = 0; i < count; i++) {
-            ((int64_t *)out)[at + i] = first + (int64_t)i;
-        }
-    } else {
-        for (size_t i = 0; i < count; i++) {
-            ((int32_t *)out)[at + i] = (int32_t)first + (int32_t)i;
-        }
-    }
-}
-
-/* Tokens of a document from `from` on, with what is added to it: whether all fit. */
-static bool read_document(const fi_tokens *tokens, int64_t document, int64_t from, size_t count, bool wide,
-                          void *out, size_t at)
+/* Tokens of a document from `from` on, with what is added to it. */
+static void read_document(const fi_tokens *tokens, int64_t document, int64_t from, size_t count, int64_t *out)
 {
     int64_t start, length, here;
-    size_t size = wide ? 8 : 4, done = 0;
-    bool fits = true;
+    size_t done = 0;
     fi_tokens_extent(tokens, document, &start, &length);
     if (count > 0 && tokens->has_bos) {
         if (from == 0) {
-            put(out, at, wide, tokens->bos);
+            out[0] = tokens->bos;
             done = 1;
             from = 1;
         }
@@ -227,13 +177,12 @@ static bool read_document(const fi_tokens *tokens, int64_t document, int64_t fro
     }
     here = length - from < (int64_t)(count - done) ? length - from : (int64_t)(count - done);
     if (here > 0) {
-        fits = read_stream(tokens, start + from, here, false, wide, (char *)out + (at + done) * size);
+        read_stream(tokens, start + from, here, false, (char *)(out + done));
         done += (size_t)here;
     }
     if (done < count) {
-        put(out, at + done, wide, tokens->eos);
+        out[done] = tokens->eos;
     }
-    return fits;
 }
 
 static int64_t length_of(const fi_tokens *tokens, int64_t document)
@@ -243,26 +192,25 @@ static int64_t length_of(const fi_tokens *tokens, int64_t document)
     return length;
 }
 
-/* The labels of a segment: whether all fit. next: the segment whose first token follows; or NULL. */
-static bool write_labels(const fi_tokens *tokens, const fi_row_format *f, const fi_segment *segment,
-                         const fi_segment *next, size_t at, void *out)
+/* The labels of a segment. next: the segment whose first token follows; or NULL. */
+static void write_labels(const fi_tokens *tokens, const fi_row_format *f, const fi_segment *segment,
+                         const fi_segment *next, int64_t *out)
 {
     size_t n = (size_t)segment->length, known = n;
-    bool fits = true;
     if (!f->shifts) {
-        fits = read_document(tokens, segment->document, segment->start, n, f->wide, out, at);
-        put(out, at, f->wide, f->ignored);
-        return fits;
+        read_document(tokens, segment->document, segment->start, n, out);
+        out[0] = f->ignored;
+        return;
     }
     if (segment->start + segment->length >= length_of(tokens, segment->document)) {
         known--;
         if (next != NULL) {
-            fits = read_document(tokens, next->document, next->start, 1, f->wide, out, at + known);
+            read_document(tokens, next->document, next->start, 1, out + known);
         } else {
-            put(out, at + known, f->wide, f->ignored);
+            out[known] = f->ignored;
         }
     }
-    return read_document(tokens, segment->document, segment->start + 1, known, f->wide, out, at) && fits;
+    read_document(tokens, segment->document, segment->start + 1, known, out);
 }
 
 static bool ends_unlabelled(const fi_tokens *tokens, const fi_segment *segment, const fi_segment *next)
@@ -270,7 +218,7 @@ static bool ends_unlabelled(const fi_tokens *tokens, const fi_segment *segment, 
     return next == NULL && segment->start + segment->length >= length_of(tokens, segment->document);
 }
 
-size_t fi_field_width(const fi_tokens *tokens, const fi_row_format *format, int field)
+size_t fi_field_width(const fi_tokens *tokens, int field)
 {
     switch (field) {
     case FI_FIELD_SEGMENTS:
@@ -278,115 +226,114 @@ size_t fi_field_width(const fi_tokens *tokens, const fi_row_format *format, int 
     case FI_FIELD_LONGEST:
     case FI_FIELD_COUNT:
         return 4;
-    case FI_FIELD_DOCUMENTS:
-        return 8;
     case FI_FIELD_ALIGNED:
         return widths[tokens->kind];
     default:
-        return format->wide ? 8 : 4;
+        return 8;
     }
 }
 
-static void write_summary(const fi_row_format *f, int field, const fi_segment *segments, size_t n, void *out)
+static void write_summary(const fi_row_format *f, int field, const fi_segment *segments, size_t n, int32_t *out)
 {
     int64_t count = 0, longest = 0;
     for (size_t k = 0; k < n; k++) {
         count += segments[k].length;
         longest = segments[k].length > longest ? segments[k].length : longest;
     }
-    put(out, 0, false, field == FI_FIELD_LONGEST && f->borders ? longest : count);
+    *out = (int32_t)(field == FI_FIELD_LONGEST && f->borders ? longest : count);
 }
 
-static void write_padding(const fi_tokens *tokens, const fi_row_format *f, int field, size_t at, size_t count,
-                          void *out)
+/* `out` is where the first of `count` elements stands. */
+static void write_padding(const fi_tokens *tokens, const fi_row_format *f, int field, size_t count, char *out)
 {
+    const size_t width = fi_field_width(tokens, field);
     switch (field) {
     case FI_FIELD_INPUTS:
-        fill(out, at, count, f->wide, f->pad);
+        fill((int64_t *)out, count, f->pad);
         break;
     case FI_FIELD_LABELS:
-        fill(out, at, count, f->wide, f->ignored);
+        fill((int64_t *)out, count, f->ignored);
         break;
     case FI_FIELD_DOCUMENTS:
-        fill(out, at, count, true, -1);
+        fill((int64_t *)out, count, -1);
         break;
     case FI_FIELD_ALIGNED:
         /* Of labels that are ready the format has what is ignored; of other fields 0. */
         for (size_t i = 0; i < count; i++) {
-            int64_t value = f->pad;
-            memcpy((char *)out + (at + i) * widths[tokens->kind], &value, widths[tokens->kind]);
+            memcpy(out + i * width, &f->pad, width);
         }
         break;
     default:
-        memset((char *)out + at * fi_field_width(tokens, f, field), 0,
-               count * fi_field_width(tokens, f, field));
+        memset(out, 0, count * width);
     }
 }
 
-/* A row of n segments: whether all tokens fit. next: what follows in its stream, of which the first token is read;
- * or NULL. */
-static bool write_row(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_segment *segments,
-                      size_t n, const fi_segment *next, void *out)
+/* A row of n segments. next: what follows in its stream, of which the first token is read; or NULL. */
+static void write_row(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_segment *segments,
+                      size_t n, const fi_segment *next, char *out)
 {
-    size_t used = 0, at;
+    const size_t width = fi_field_width(tokens, field);
+    size_t used = 0, place = 0;
     int64_t start, length;
-    bool fits = true;
     if (field == FI_FIELD_LONGEST || field == FI_FIELD_COUNT) {
-        write_summary(f, field, segments, n, out);
-        return true;
+        write_summary(f, field, segments, n, (int32_t *)out);
+        return;
     }
     for (size_t k = 0; k < n; k++) {
         used += (size_t)segments[k].length;
     }
-    at = f->left ? f->length - used : 0;
-    write_padding(tokens, f, field, f->left ? 0 : used, f->length - used, out);
+    write_padding(tokens, f, field, f->length - used, f->left ? out : out + used * width);
+    out += f->left ? (f->length - used) * width : 0;
     for (size_t k = 0; k < n; k++) {
         const fi_segment *segment = &segments[k];
         const fi_segment *following = f->borders ? NULL : k + 1 < n ? segment + 1 : next;
-        size_t count = (size_t)segment->length, i, end = at + count;
+        size_t count = (size_t)segment->length, i;
         bool begins = f->borders || k == 0;
+        int64_t *numbers = (int64_t *)out;
         if (count == 0) {
             continue;
         }
         switch (field) {
         case FI_FIELD_INPUTS:
-            fits &= read_document(tokens, segment->document, segment->start, count, f->wide, out, at);
+            read_document(tokens, segment->document, segment->start, count, numbers);
             break;
         case FI_FIELD_LABELS:
-            fits &= write_labels(tokens, f, segment, following, at, out);
+            write_labels(tokens, f, segment, following, numbers);
             if (!f->shifts && !begins) {
-                fits &= read_document(tokens, segment->document, segment->start, 1, f->wide, out, at);
+                read_document(tokens, segment->document, segment->start, 1, numbers);
             }
             break;
         case FI_FIELD_ATTENTION:
-            fill(out, at, count, f->wide, 1);
+            fill(numbers, count, 1);
             break;
         case FI_FIELD_POSITIONS:
-            count_up(out, at, count, f->wide,
-                     begins ? 0 : (int64_t)(at - (f->left ? f->length - used : 0)));
+            for (i = 0; i < count; i++) {
+                numbers[i] = (int64_t)(begins ? i : place + i);
+            }
             break;
         case FI_FIELD_SEGMENTS:
-            fill(out, at, count, false, f->borders ? (int64_t)k + 1 : 1);
+            for (i = 0; i < count; i++) {
+                ((int32_t *)out)[i] = f->borders ? (int32_t)k + 1 : 1;
+            }
             break;
         case FI_FIELD_DOCUMENTS:
-            fill(out, at, count, true, segment->document);
+            fill(numbers, count, segment->document);
             break;
         case FI_FIELD_LOSS:
-            for (i = at; i < end; i++) {
+            for (i = 0; i < count; i++) {
                 ((float *)out)[i] = 1.0f;
             }
             if (f->shifts ? ends_unlabelled(tokens, segment, following) : begins) {
-                ((float *)out)[f->shifts ? end - 1 : at] = 0.0f;
+                ((float *)out)[f->shifts ? count - 1 : 0] = 0.0f;
             }
             break;
         default: /* nothing is added to documents that have aligned columns */
             fi_tokens_extent(tokens, segment->document, &start, &length);
-            read_stream(tokens, start + segment->start, segment->length, true, false,
-                        (char *)out + at * widths[tokens->kind]);
+            read_stream(tokens, start + segment->start, segment->length, true, out);
         }
-        at = end;
+        out += count * width;
+        place += count;
     }
-    return fits;
 }
 
 static bool reads_tokens(int field)
@@ -394,11 +341,10 @@ static bool reads_tokens(int field)
     return field == FI_FIELD_INPUTS || field == FI_FIELD_LABELS || field == FI_FIELD_ALIGNED;
 }
 
-bool fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_row_segments *rows,
+void fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_row_segments *rows,
                     size_t n, size_t row_bytes, char *out)
 {
     int64_t start, length;
-    bool fits = true;
     for (size_t i = 0; i < n; i++) {
         size_t first = rows->starts[i], stop = rows->starts[i + 1];
         if (reads_tokens(field) && i + 1 < n) {
@@ -409,23 +355,20 @@ bool fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *f, int field, 
             }
         }
         stop -= rows->continues[i];
-        fits &= write_row(tokens, f, field, rows->segments + first, stop - first,
-                          rows->continues[i] ? rows->segments + stop : NULL, out + i * row_bytes);
+        write_row(tokens, f, field, rows->segments + first, stop - first,
+                  rows->continues[i] ? rows->segments + stop : NULL, out + i * row_bytes);
     }
-    return fits;
 }
 
-bool fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *f, int field, const int64_t *rows,
+void fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *f, int field, const int64_t *rows,
                        size_t n, int64_t stride, int64_t length, size_t row_bytes, char *out)
 {
     fi_segment window = {.document = 0, .length = length};
-    bool fits = true;
     for (size_t i = 0; i < n; i++) {
         if (reads_tokens(field) && i + 1 < n) {
             ask_for(tokens, rows[i + 1] * stride, length);
         }
         window.start = rows[i] * stride;
-        fits &= write_row(tokens, f, field, &window, 1, NULL, out + i * row_bytes);
+        write_row(tokens, f, field, &window, 1, NULL, out + i * row_bytes);
     }
-    return fits;
 }

@@ -52,7 +52,6 @@ typedef struct {
 /* How a row is written. */
 typedef struct {
     uint32_t length;
-    bool wide;     /* numbers are int64, else int32 */
     bool shifts;   /* a label is the next token */
     bool borders;  /* labels, positions and segments end with documents */
     bool left;     /* padding comes first */
@@ -78,17 +77,16 @@ size_t fi_tokens_lengths(const fi_tokens *tokens, const int64_t *documents, size
 int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place);
 
 /* Bytes of an element of a field; those of LONGEST and COUNT are the field. */
-size_t fi_field_width(const fi_tokens *tokens, const fi_row_format *format, int field);
+size_t fi_field_width(const fi_tokens *tokens, int field);
 
 /* Writes a field of n rows, `row_bytes` for each: what they are made of has been found right, also in a source of
- * an aligned column. The segments of a row have at most `length` tokens together. False if int32 has no room for
- * one of the tokens. */
-bool fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *format, int field, const fi_row_segments *rows,
+ * an aligned column. The segments of a row have at most `length` tokens together. */
+void fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *format, int field, const fi_row_segments *rows,
                     size_t n, size_t row_bytes, char *out);
 
 /* A field of n windows of `length` tokens, which begin at rows[i] * stride, of a stream that is one document:
  * `row_bytes` for each. As fi_tokens_rows. */
-bool fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *format, int field, const int64_t *rows,
+void fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *format, int field, const int64_t *rows,
                        size_t n, int64_t stride, int64_t length, size_t row_bytes, char *out);
 
 #endif

@@ -596,7 +596,7 @@ cdef extern from "batch/fi_tokens.h" nogil:
         int64_t bos, eos
     ctypedef struct fi_row_format:
         uint32_t length
-        bint wide, shifts, borders, left
+        bint shifts, borders, left
         int64_t pad, ignored
     bint fi_tokens_extent(const fi_tokens *tokens, int64_t document, int64_t *start,
                           int64_t *length)
@@ -607,9 +607,9 @@ cdef extern from "batch/fi_tokens.h" nogil:
         fi_segment *segments
         size_t *starts
         uint8_t *continues
-    bint fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *format, int field,
+    void fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *format, int field,
                         const fi_row_segments *rows, size_t n, size_t row_bytes, char *out)
-    bint fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *format, int field,
+    void fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *format, int field,
                            const int64_t *rows, size_t n, int64_t stride, int64_t length,
                            size_t row_bytes, char *out)
 

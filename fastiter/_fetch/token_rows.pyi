@@ -82,7 +82,6 @@ class TokenColumn:
         field: str,
         *,
         width: int | None,
-        dtype: np.dtype[Any],
         shifts: bool,
         left: bool,
         pad: int,
@@ -94,7 +93,6 @@ class TokenColumn:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     levels: int
-    def overflow(self) -> ValueError: ...
     def __len__(self) -> int: ...
     def values(self, numbers: NDArray[np.int64]) -> list[Any] | None: ...
 

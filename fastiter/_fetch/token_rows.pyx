@@ -43,8 +43,8 @@ METHODS = {"windows": WINDOWS, "documents": DOCUMENTS, "concat": CONCAT, "bfd": 
 OVERLONG = {"split": FI_OVERLONG_SPLIT, "truncate": FI_OVERLONG_TRUNCATE,
             "drop": FI_OVERLONG_DROP, "error": -1}
 KINDS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
-_NARROW = {"segment_ids": "int32", "document_ids": "int64", "loss_mask": "float32",
-           "max_seqlen": "int32", "n_tokens": "int32"}
+_NARROW = {"segment_ids": "int32", "loss_mask": "float32", "max_seqlen": "int32",
+           "n_tokens": "int32"}
 
 
 cdef inline char *start_of(object array) noexcept:
@@ -513,19 +513,18 @@ cdef class TokenColumn:
     documents, are lists, padded to a ``multiple`` each.
     """
 
-    def __init__(self, RowPlanner planner, str field, *, width, dtype, shifts, left, pad, ignored,
+    def __init__(self, RowPlanner planner, str field, *, width, shifts, left, pad, ignored,
                  TokenSource aligned=None, multiple=1):
         self.planner = planner
         self.source = planner.source if aligned is None else aligned
         self.format.length = <uint32_t>(width or 0)
         self.multiple = multiple
-        self.format.wide = dtype.itemsize == 8
         self.format.shifts, self.format.borders = shifts, planner.borders
         self.format.left, self.format.pad, self.format.ignored = left, pad, ignored
         self.field = FI_FIELD_ALIGNED if aligned is not None else FIELDS.index(field)
         self.is_flat = planner.method == WINDOWS and not planner.borders and (
             aligned is None and self.field != FI_FIELD_DOCUMENTS)
-        self.dtype = np.dtype(_NARROW.get(field, dtype)) if aligned is None else aligned.dtype
+        self.dtype = np.dtype(_NARROW.get(field, "int64")) if aligned is None else aligned.dtype
         is_number = self.field in (FI_FIELD_COUNT, FI_FIELD_LONGEST)
         self.levels = width is None and not is_number
         self.shape = () if is_number or width is None else (width,)
@@ -541,7 +540,6 @@ cdef class TokenColumn:
         cdef int field = self.field
         cdef fi_row_segments made
         cdef size_t width = self.dtype.itemsize
-        cdef bint fits
         clear(&found)
         format.length = length
         if self.shape or self.levels:
@@ -550,10 +548,8 @@ cdef class TokenColumn:
             if not fi_rows_lie_within(rows, n, self.planner.n_fixed):
                 return False
             with nogil:
-                fits = fi_tokens_windows(&self.planner.flat, &format, field, rows, n,
-                                         self.planner.stride, self.planner.length, width, target)
-            if not fits:
-                raise self.overflow()
+                fi_tokens_windows(&self.planner.flat, &format, field, rows, n,
+                                  self.planner.stride, self.planner.length, width, target)
             return True
         try:
             if not self.planner.resolve(rows, n, &found):
@@ -562,18 +558,10 @@ cdef class TokenColumn:
                 self.check_lengths(found.items, found.n)
             made.segments, made.starts, made.continues = found.items, found.starts, found.continues
             with nogil:
-                fits = fi_tokens_rows(&self.source.tokens, &format, field, &made, n, width, target)
-            if not fits:
-                raise self.overflow()
+                fi_tokens_rows(&self.source.tokens, &format, field, &made, n, width, target)
             return True
         finally:
             free_all(&found)
-
-    def overflow(self):
-        """The error of tokens for which there is no room."""
-        return ValueError(
-            f"rows have tokens of {self.source.dtype} that output_dtype={self.dtype} has no room "
-            "for: pass output_dtype=int64")
 
     cdef int check_lengths(self, const fi_segment *segments, size_t n) except -1:
         """Raises unless documents are as long in this column as in the tokens."""

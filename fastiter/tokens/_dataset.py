@@ -57,7 +57,7 @@ class TokenDataset(DatasetMixin):
     and shared by all processes; a pickle holds their paths. A row is a dict of its fields:
 
     - ``input_ids``, ``labels``, ``attention_mask`` (1; padding 0), ``position_ids`` (from 0 on in
-      each segment): ``output_dtype`` (L,);
+      each segment): int64 (L,);
     - ``segment_ids``: int32 (L,), 1, 2, ..., padding 0; ``document_ids``: int64 (L,), padding -1;
     - ``loss_mask``: float32 (L,), 0 where the label is ``ignore_index``;
     - ``n_tokens``, ``max_seqlen`` (of the longest segment): int32;
@@ -119,8 +119,6 @@ class TokenDataset(DatasetMixin):
         Where padding stands, also that of batches of rows of their own lengths.
     pad_to_multiple_of : int, optional
         Makes rows longer by padding.
-    output_dtype : dtype
-        int64 or int32.
 
     Raises
     ------
@@ -160,7 +158,6 @@ class TokenDataset(DatasetMixin):
         pad_token_id: int = 0,
         padding_side: str = "right",
         pad_to_multiple_of: int | None = None,
-        output_dtype: Any = np.int64,
     ) -> None:
         paths = paths_of(source)
         self._source = held(source) if paths is None else paths
@@ -216,10 +213,7 @@ class TokenDataset(DatasetMixin):
             from fastiter._order import permutation
 
             self._words = permutation.seed_words(seed)
-        if np.dtype(output_dtype) not in (np.int64, np.int32):
-            raise ValueError(f"output_dtype must be int64 or int32, not {output_dtype!r}")
-        room = np.iinfo(output_dtype)
-        limits = {"minimum": int(room.min), "maximum": int(room.max)}
+        limits = {"minimum": -(1 << 63), "maximum": (1 << 63) - 1}
         self._added = (
             checked_optional_int("bos_token_id", bos_token_id, **limits),
             checked_optional_int("eos_token_id", eos_token_id, **limits),
@@ -233,7 +227,6 @@ class TokenDataset(DatasetMixin):
         if "labels" in self._aligned and "loss_mask" in self._fields:
             raise ValueError("loss_mask is that of labels made here: leave one of them out")
         self._format: dict[str, Any] = {
-            "dtype": np.dtype(output_dtype),
             "shifts": checked_flag("shift_labels", shift_labels),
             "left": padding_side == "left",
             "pad": checked_int("pad_token_id", pad_token_id, **limits),

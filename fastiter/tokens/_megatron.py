@@ -133,8 +133,8 @@ class MegatronDataset(DatasetMixin):
                 f"the shuffle index goes from {shuffle.min()} to {shuffle.max()}, and there are "
                 f"{n_rows} samples of length={self._length}"
             )
-        form: dict[str, Any] = {"dtype": np.dtype(np.int64), "shifts": True, "left": False}
-        form |= {"width": self._length, "pad": 0, "ignored": 0}
+        form: dict[str, Any] = {"shifts": True, "left": False, "pad": 0, "ignored": 0}
+        form["width"] = self._length
         positions = np.arange(self._length, dtype=np.int64)
         made: dict[str, Any] = {
             "tokens": TokenColumn(planner, "input_ids", **form),
