@@ -161,8 +161,7 @@ cdef class ArrowColumn:
     @property
     def levels(self):
         """Lists in lists: 2; lists: 1; else 0."""
-        return 0 if self.text is not None else max(
-            self.column.levels, self.column.layout == FI_ARROW_VIEWS)
+        return 0 if self.text is not None else self.column.levels
 
     def take(self, indices):
         """Rows of one size: an array (n, ...). IndexError if one does not exist."""

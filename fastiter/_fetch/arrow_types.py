@@ -29,13 +29,6 @@ _MOST_SIZES = 32  # of lists in each other: axes of an array, and room in `Arrow
 _LISTS = {"list": False, "large_list": True}
 
 
-class Options(NamedTuple):
-    """How the columns of one dataset are read."""
-
-    dictionaries: str = "values"
-    strings: str = "str"
-
-
 class Layout(NamedTuple):
     """How rows of a type lie in the buffers: arguments of `ArrowColumn`."""
 
@@ -94,7 +87,7 @@ def number_dtype(arrow_type: Any) -> np.dtype[Any] | None:
     return np.dtype("datetime64[ms]") if types.is_date64(arrow_type) else None
 
 
-def layout_of(arrow_type: Any, options: Options) -> Layout | None:
+def layout_of(arrow_type: Any) -> Layout | None:
     """The layout of a type; None if pyarrow has to convert its values."""
     kind = _kind(arrow_type)
     dtype = number_dtype(arrow_type)
@@ -106,12 +99,9 @@ def layout_of(arrow_type: Any, options: Options) -> Layout | None:
         return Layout("days", np.dtype("datetime64[D]"))
     if kind in _STRINGS:
         name, wide, text = _STRINGS[kind]
-        as_text = None if options.strings == "padded" else text
-        return Layout(name, np.dtype(np.uint8), (), wide, as_text)
+        return Layout(name, np.dtype(np.uint8), (), wide, text)
     if kind == "fixed_size_binary":
-        shape = (arrow_type.byte_width,)
-        as_text = None if options.strings == "padded" else bytes
-        return Layout("fixed", np.dtype(np.uint8), shape, (), as_text)
+        return Layout("fixed", np.dtype(np.uint8), (arrow_type.byte_width,), (), bytes)
     if kind == "fixed_size_list":
         return _fixed_lists(arrow_type)
     if kind in _LISTS:
@@ -359,13 +349,6 @@ def is_valid(array: Any) -> Any:
     return compute.is_valid(array)
 
 
-def filled(fill: Any, array: Any) -> Any:
-    """An Arrow array with a value in the place of nulls."""
-    import pyarrow.compute as compute
-
-    return compute.fill_null(array, fill)
-
-
 def has_nulls(array: Any) -> bool:
     """Whether an Arrow array has nulls, or lists in it have."""
     storage = getattr(array, "storage", array)
@@ -373,8 +356,8 @@ def has_nulls(array: Any) -> bool:
     return bool(storage.null_count or (is_list and has_nulls(storage.values)))
 
 
-def check_fill(argument: str, name: str, fill: Any, dtype: np.dtype[Any]) -> None:
-    """Raise ValueError unless a dtype has a value."""
+def check_padding(name: str, fill: Any, dtype: np.dtype[Any]) -> None:
+    """Raise ValueError unless a column's dtype has a value."""
     try:
         given = np.asarray(fill)
         if dtype.kind in "mM":
@@ -387,7 +370,7 @@ def check_fill(argument: str, name: str, fill: Any, dtype: np.dtype[Any]) -> Non
         fits = False
     if not fits:
         raise ValueError(
-            f"{argument} of column {name!r} is {fill!r:.80}, which is no value of dtype {dtype}"
+            f"padding of column {name!r} is {fill!r:.80}, which is no value of dtype {dtype}"
         )
 
 
@@ -397,32 +380,6 @@ def _converts(given: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
         cast = given.astype(dtype)
     rounds = (dtype.kind == "f") & (np.isfinite(cast) | ~np.isfinite(given))
     return bool(np.all((cast == given) | rounds))
-
-
-def check_fill_null(name: str, fill: Any, kind: Any, layout: Layout | None) -> None:
-    """Raise ValueError unless rows of an Arrow type, of that layout if all have one size, may have
-    a value."""
-    import pyarrow.types as types
-
-    if fill is None:
-        raise ValueError(
-            f"fill_null of column {name!r} is None: give a value, or pass nulls='none' for None"
-        )
-    if layout is not None:
-        check_fill("fill_null", name, fill, layout.dtype)
-        if np.ndim(fill) and np.shape(fill) != layout.shape:
-            raise ValueError(
-                f"fill_null of column {name!r} has the shape {np.shape(fill)}, and rows have "
-                f"{layout.shape}"
-            )
-        return
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    text = bytes if _kind(kind) == "fixed_size_binary" else _STRINGS.get(_kind(kind), (None,))[-1]
-    if text is not None and not isinstance(fill, text):
-        raise ValueError(
-            f"fill_null of column {name!r} is {fill!r:.80}, which is no value of type {kind}"
-        )
 
 
 def zero_of(arrow_type: Any) -> Any:

@@ -69,12 +69,6 @@ class ArrowDataset(DatasetMixin):
         What to do about nulls in the rows of the dataset. "mask": zero, an empty list or an empty
         text takes their place, and a bool field ``NAME_valid`` follows each column that has some.
         "none": the values of such a column are Python objects, None among them.
-    fill_null : dict, optional
-        By name, a value of the column's type that takes the place of nulls.
-    dictionaries : {"values", "codes"}
-        What an example holds of a column of dictionary type. Codes count the values of all chunks.
-    strings : {"str", "padded"}
-        "padded": strings and binaries are uint8 arrays of their bytes, which ``padding`` fills up.
     decode : dict, optional
         By name, a function that is called with each value, such as the bytes of an image, in the
         worker that fetches it. Examples are then made one by one.
@@ -102,22 +96,15 @@ class ArrowDataset(DatasetMixin):
         *,
         padding: Any = None,
         nulls: str = "error",
-        fill_null: Mapping[str, Any] | None = None,
-        dictionaries: str = "values",
-        strings: str = "str",
         decode: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
         checked_choice("nulls", nulls, _NULLS)
-        checked_choice("dictionaries", dictionaries, ("values", "codes"))
-        checked_choice("strings", strings, ("str", "padded"))
         if isinstance(source, (str, os.PathLike, list, tuple)):
             source = checked_paths(source)
         self._source = held(source)
         self._names = columns if columns is None or isinstance(columns, str) else list(columns)
         self._padding = padding
         self._nulls = nulls
-        self._fill_null = dict(fill_null or {})
-        self._options = arrow_types.Options(dictionaries, strings)
         self._decode = dict(decode or {})
         #: what nulls were found in: checked once, not by every process
         self._found: dict[str, _Nulls] = {}
@@ -267,7 +254,7 @@ class ArrowDataset(DatasetMixin):
             if name not in names:
                 raise KeyError(f"there is no column {name!r} among {names!r:.200}")
         padding = self._padding if isinstance(self._padding, Mapping) else {}
-        given = {"padding": padding, "fill_null": self._fill_null, "decode": self._decode}
+        given = {"padding": padding, "decode": self._decode}
         for argument, columns_named in given.items():
             for name in columns_named:
                 if name not in chosen:
@@ -282,7 +269,7 @@ class ArrowDataset(DatasetMixin):
         if is_bare and self._nulls == "mask":
             raise ValueError(
                 "nulls='mask' adds fields, but examples are single values: name the column in a "
-                "list, or pass nulls='none' or fill_null"
+                "list, or pass nulls='none'"
             )
         if not chosen:
             raise ValueError("the source has no columns: there is nothing to make examples of")
@@ -310,7 +297,7 @@ class ArrowDataset(DatasetMixin):
                 is_given = isinstance(self._padding, Mapping)
                 fill = fills[name] = padding.get(name) if is_given else self._padding
                 if fill is not None and name not in self._decode:
-                    arrow_types.check_fill("padding", name, fill, column.dtype)
+                    arrow_types.check_padding(name, fill, column.dtype)
             is_ragged |= is_array
         return Columns(
             None if is_bare else dict,
@@ -351,28 +338,19 @@ class ArrowDataset(DatasetMixin):
         arrays = None if found.elements else arrow_types.array_rows(field)
         chunked, layout, values, convert = self._layout(field, chunked, arrays)
         is_fixed = layout is not None and values is None and layout.is_fixed
-        is_filled, fill, is_valid = name in self._fill_null, None, None
-        if is_filled:
-            fill = self._fill_null[name]
-            one_size = layout if is_fixed else None
-            arrow_types.check_fill_null(name, fill, chunked.type, one_size)
-        if found.rows and self._nulls == "mask" and not is_filled:
+        fill = is_valid = None
+        if found.rows and self._nulls == "mask":
             is_valid = self._laid_out(arrow_types.VALID, name, chunked, arrow_types.is_valid)
             fill = 0 if is_fixed else arrow_types.zero_of(chunked.type)
             fill = fill if arrays is None or is_fixed else arrays.array([])
-        has_none = self._nulls == "none" and (found.elements or (found.rows and not is_filled))
+        has_none = self._nulls == "none" and (found.elements or found.rows)
         if layout is not None and values is not None and not found.rows:
             codes = layout.column(chunked.chunks)
             return arrow_types.DictionaryColumn(codes, values), is_valid
         if layout is not None and values is None and not has_none:
-            if is_fixed:
-                fill = fill if found.rows else None
-                return self._laid_out(layout, name, chunked, convert, fill), is_valid
-            if found.rows and fill and layout.text is None and self._options.strings == "padded":
-                put = functools.partial(arrow_types.filled, fill)
-                return self._laid_out(layout, name, chunked, put), is_valid
-            if not found.rows or not fill:  # a null is an empty list or text
-                return self._laid_out(layout, name, chunked, convert), is_valid
+            # Where rows are lists or texts, a null is an empty one by itself.
+            put = fill if is_fixed else None
+            return self._laid_out(layout, name, chunked, convert, put), is_valid
         is_shaped = arrays is not None or arrow_types.is_tensor(chunked.type)
         if layout is not None and is_fixed and is_shaped and not found.elements:
             column = self._laid_out(layout, name, chunked, convert)
@@ -389,7 +367,7 @@ class ArrowDataset(DatasetMixin):
         import pyarrow as pa
 
         chunks = chunked.chunks
-        is_gathered = arrow_types.layout_of(chunked.type, self._options) is not None
+        is_gathered = arrow_types.layout_of(chunked.type) is not None
         if isinstance(self._source, Paths) and name not in self._sound:
             try:
                 if not is_gathered or any(map(arrow_types.has_nulls, chunks)):
@@ -439,26 +417,18 @@ class ArrowDataset(DatasetMixin):
             flatten = functools.partial(arrow_types.flattened, layout.shape)
             return chunked, layout, None, flatten
         if not pa.types.is_dictionary(chunked.type):
-            layout = arrow_types.layout_of(chunked.type, self._options)
+            layout = arrow_types.layout_of(chunked.type)
             order = getattr(chunked.type, "permutation", None)
             is_stored_so = layout is None or not order or list(order) == sorted(order)
             convert = _unchanged if is_stored_so else arrow_types.permuted
             return chunked, layout, None, convert
         if self._groups is not None:
-            if self._options.dictionaries == "codes":
-                raise ValueError(
-                    "dictionaries='codes' is not possible with Parquet files, whose row groups have"
-                    " dictionaries of their own: pass pyarrow.parquet.read_table(path)"
-                )
             chunked = pa.chunked_array([], chunked.type.value_type)
-            layout = arrow_types.layout_of(chunked.type, self._options)
+            layout = arrow_types.layout_of(chunked.type)
             return chunked, layout, None, _decoded
         chunked = chunked.unify_dictionaries()
-        codes = arrow_types.layout_of(chunked.type.index_type, self._options)
-        if self._options.dictionaries == "codes":
-            indices = [chunk.indices for chunk in chunked.chunks]
-            return pa.chunked_array(indices, chunked.type.index_type), codes, None, _unchanged
-        values = arrow_types.layout_of(chunked.type.value_type, self._options)
+        codes = arrow_types.layout_of(chunked.type.index_type)
+        values = arrow_types.layout_of(chunked.type.value_type)
         if values is not None and values.is_fixed:
             return chunked.cast(chunked.type.value_type), values, None, _unchanged
         known = chunked.chunk(0).dictionary.to_pylist() if chunked.num_chunks else []
@@ -483,10 +453,10 @@ class ArrowDataset(DatasetMixin):
         row = None if row is None else first + row
         element = None if element is None else first + element
         where = f"column {name!r} of type {kind}" if name else f"an array of {kind}"
-        if row is not None and self._nulls == "error" and name not in self._fill_null:
+        if row is not None and self._nulls == "error":
             raise ValueError(
                 f"{where} has a null in row {row}: pass nulls='mask' for zeros and a field "
-                f"{name + '_valid'!r}, nulls='none' for None, or fill_null={{{name!r}: value}}"
+                f"{name + '_valid'!r}, or nulls='none' for None"
             )
         if element is not None and self._nulls != "none":
             raise ValueError(

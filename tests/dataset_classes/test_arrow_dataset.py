@@ -170,7 +170,7 @@ def test_a_text_that_is_none_fails_its_row_alone(kind: str) -> None:
     assert batch["s"] == ["a", "c"] and batch["ids"].tolist() == [[1], [3]]
 
 
-def test_mask_and_fill_null() -> None:
+def test_a_mask_tells_where_nulls_were() -> None:
     columns = {
         "n": pa.array([1, None, 3], pa.int16()),
         "s": pa.array(["a", None, "c"]),
@@ -192,40 +192,27 @@ def test_mask_and_fill_null() -> None:
     assert batch["day"].astype(int).tolist() == [1, 0, 3]
     for name in columns:
         assert name == "full" or batch[f"{name}_valid"].tolist() == [True, False, True]
-    codes = ArrowDataset(pa.table(columns), ["code"], nulls="mask", dictionaries="codes")
-    assert [tuple(row.values()) for row in codes[:]] == [(0, True), (0, False), (0, True)]
-    both = pa.array([[1, None], None, [3]])
-    objects = ArrowDataset(both, nulls="none", fill_null={"": []})
-    assert objects[:] == [[1, None], [], [3]]
-    table = pa.table({"n": columns["n"], "s": columns["s"], "ids": columns["ids"]})
-    filled = ArrowDataset(table, fill_null={"n": -1, "s": "?", "ids": []}, padding=9)
-    (batch,) = batches(filled, SerialIterator, converter=concat_examples)
-    assert batch["n"].tolist() == [1, -1, 3] and batch["s"] == ["a", "?", "c"]
-    assert batch["ids"].tolist() == [[1, 2], [9, 9], [3, 9]]
 
 
-FILLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
-    "int8": (pa.int8(), [-1, 2.0, True], [300, 1.5, "1", None, [1]]),
+PADDINGS: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "int8": (pa.int8(), [-1, 2.0, True], [300, 1.5, "1"]),
     "uint16": (pa.uint16(), [65535], [-1, 65536, float("nan")]),
     "float32": (pa.float32(), [0.1, 3, float("nan")], [1e300, "?", 1j]),
-    "bool": (pa.bool_(), [False, 1], ["?", 2, None]),
-    "date": (pa.date32(), [np.datetime64("2020-02-03")], [1.5, "?", None]),
-    "string": (pa.string(), ["?", ""], [-1, b"?", None]),
-    "binary": (pa.large_binary(), [b"?"], ["?", 0]),
-    "codes": (pa.dictionary(pa.int32(), pa.string()), ["?"], [0, None]),
+    "bool": (pa.bool_(), [False, 1], ["?", 2]),
+    "time": (pa.timestamp("s"), [np.datetime64("2020-02-03")], [1.5, "?"]),
 }
 
 
-@pytest.mark.parametrize("name", FILLS)
-def test_what_fills_nulls_is_a_value_of_the_column(name: str) -> None:
-    kind, right, wrong = FILLS[name]
-    for values in ([None], []):  # also where nothing is to be filled
-        table = pa.table({"c": pa.array(values, kind)})
+@pytest.mark.parametrize("name", PADDINGS)
+def test_padding_is_a_value_of_the_columns_type(name: str) -> None:
+    kind, right, wrong = PADDINGS[name]
+    for values in ([[]], []):  # also where nothing is to be filled
+        table = pa.table({"c": pa.array(values, pa.list_(kind))})
         for fill in right:
-            assert len(ArrowDataset(table, fill_null={"c": fill})) == len(values)
+            assert len(ArrowDataset(table, padding={"c": fill})) == len(values)
         for fill in wrong:
-            with pytest.raises(ValueError, match=r"fill_null of column 'c' (is|has) .*"):
-                ArrowDataset(table, fill_null={"c": fill})
+            with pytest.raises(ValueError, match=r"padding of column 'c' is .* no value of dtype"):
+                ArrowDataset(table, padding={"c": fill})
 
 
 def test_padding_is_a_value_of_the_column() -> None:
@@ -243,18 +230,6 @@ def test_padding_is_a_value_of_the_column() -> None:
     assert batch["n"].tolist() == [[1, -1], [2, 3]] and batch["x"].tolist() == [[0.5], [1.5]]
 
 
-def test_options_hold_for_nulls() -> None:
-    texts = pa.table({"s": ["ab", None, "xyz"]})
-    padded = ArrowDataset(texts, fill_null={"s": "?"}, strings="padded", padding={"s": 0})
-    assert [row["s"].tolist() for row in padded] == [[97, 98], [63], [120, 121, 122]]
-    assert padded[1]["s"].dtype == np.uint8
-    (batch,) = batches(padded, SerialIterator, converter=concat_examples)
-    assert batch["s"].tolist() == [[97, 98, 0], [63, 0, 0], [120, 121, 122]]
-    table = pa.table({"s": texts["s"].dictionary_encode()})
-    codes = ArrowDataset(table, "s", nulls="none", dictionaries="codes")
-    assert codes[:] == [0, None, 1]
-
-
 @pytest.mark.parametrize("n_chunks", [1, 3])
 @pytest.mark.parametrize("kind", [pa.string(), pa.int16()])
 def test_dictionaries_with_a_null_among_their_values(kind: Any, n_chunks: int) -> None:
@@ -263,13 +238,10 @@ def test_dictionaries_with_a_null_among_their_values(kind: Any, n_chunks: int) -
     assert encoded.dictionary.null_count == 1
     table = pa.table({"c": pa.chunked_array([encoded] * n_chunks)})
     assert ArrowDataset(table, "c", nulls="none")[:] == values * n_chunks
-    first = values[0]
-    filled = ArrowDataset(table, "c", fill_null={"c": first})[:]
-    assert filled == [first, first, values[2]] * n_chunks
     masked = ArrowDataset(table, nulls="mask")
     assert [row["c_valid"] for row in masked] == [True, False, True] * n_chunks
-    codes = ArrowDataset(table, nulls="mask", dictionaries="codes")
-    assert [row["c"] for row in codes] == [0, 0, 1] * n_chunks
+    zero = "" if kind == pa.string() else 0
+    assert [row["c"] for row in masked] == [values[0], zero, values[2]] * n_chunks
     with pytest.raises(ValueError, match=r"'c' of type dictionary<.*> has a null in row 1"):
         ArrowDataset(table)
 
@@ -299,16 +271,6 @@ def test_lists_of_empty_lists() -> None:
         check_equal(list(dataset), values)
 
 
-def test_texts_and_dictionaries_as_numbers() -> None:
-    chunks = [pa.array(["b", "a"]).dictionary_encode(), pa.array(["c", "b"]).dictionary_encode()]
-    table = pa.table({"code": pa.chunked_array(chunks), "s": ["ä", "", "xyz", "q"]})
-    dataset = ArrowDataset(table, dictionaries="codes", strings="padded", padding={"s": 0})
-    (batch,) = batches(dataset, SerialIterator, converter=concat_examples)
-    assert batch["code"].tolist() == [0, 1, 2, 0] and batch["code"].dtype == np.int32
-    assert bytes(batch["s"][2]) == b"xyz" and batch["s"].shape == (4, 3)
-    assert bytes(dataset[0]["s"]).decode() == "ä"
-
-
 def test_structs_and_lists_of_intervals_are_values_that_can_be_pickled() -> None:
     interval = pa.MonthDayNano([1, -2, 3])
     values = {
@@ -322,8 +284,6 @@ def test_structs_and_lists_of_intervals_are_values_that_can_be_pickled() -> None
     dataset = ArrowDataset(table, nulls="none")
     found = [dataset[0], dataset[1]]
     assert found == table.to_pylist() == pickle.loads(pickle.dumps(found))
-    filled = ArrowDataset(table.select(["bare"]), fill_null={"bare": (0, 0, 0)})
-    assert filled[1] == {"bare": (0, 0, 0)}
 
 
 def interval_type() -> pa.DataType:
@@ -354,8 +314,8 @@ def test_tensors_of_a_fixed_shape_with_axes_in_any_order_and_nulls(order: tuple[
     found = ArrowDataset(array, nulls="none")[:]
     assert found[1] is None and found[0].dtype == np.int32
     np.testing.assert_array_equal([found[0], found[2]], wanted)
-    filled = ArrowDataset(array, fill_null={"": 7})[1]
-    assert filled.shape == wanted[0].shape and (filled == 7).all()
+    masked = ArrowDataset(pa.table({"t": array}), nulls="mask")[1]["t"]
+    assert masked.shape == wanted[0].shape and not masked.any()
 
 
 @pytest.mark.parametrize("kind", ITERATORS)
@@ -422,7 +382,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ArrowDataset(table, padding={"b": 0})
     with pytest.raises(ValueError, match=r"column 'a'.*no lists"):
         ArrowDataset(table, padding={"a": 0})
-    for argument in ("padding", "fill_null", "decode"):  # of a column that is not read
+    for argument in ("padding", "decode"):  # of a column that is not read
         with pytest.raises(KeyError, match=f"{argument} names 'ids'"):
             ArrowDataset(table, "a", **{argument: {"ids": len}})
     clash = pa.table({"a": [1, None], "a_valid": [5, 6]})

@@ -300,8 +300,6 @@ def test_wrong_files(files: Path, tmp_path: Path) -> None:
     codes = pa.table({"c": pa.array(["a", "b"]).dictionary_encode()})
     pq.write_table(codes, tmp_path / "codes.parquet")
     assert ArrowDataset(tmp_path / "codes.parquet", "c")[1] == "b"
-    with pytest.raises(ValueError, match=r"dictionaries='codes' is not possible.*read_table"):
-        ArrowDataset(tmp_path / "codes.parquet", dictionaries="codes")
     with pytest.raises(IndexError, match="index 3000 is outside"):
         ArrowDataset(files)[3000]
 
