@@ -79,16 +79,11 @@ class _Length:
 def _of_state(state: Any) -> Any:
     """An iterator of the arguments that the state tells, or a list of all ranks' states."""
     state = state[0] if isinstance(state, list) and state else state
-    if not isinstance(state, dict) or "current_position" not in state:
-        raise ValueError("the file holds no state, as state_dict() returns it")
-    if "stream" in state:
+    if isinstance(state, dict) and "stream" in state:
         raise TypeError("batches of a StreamDataset have no numbers")
-    cuts = state.get("cuts")
+    cuts = state.get("cuts") if isinstance(state, dict) else None
     if not isinstance(cuts, dict):
-        raise ValueError(
-            "this state is of a release that did not tell how batches are cut: give --iterator "
-            "MODULE:FUNCTION, which makes the iterator"
-        )
+        raise ValueError("the file holds no state, as state_dict() returns it")
     arguments = {name: cuts[name] for name in ("repeat", "drop_last", "tail") if name in cuts}
     n_examples, sampler = cuts.get("n_examples"), None
     if n_examples is None:

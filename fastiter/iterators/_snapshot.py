@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
 
 _KEYS = ("current_position", "epoch", "is_new_epoch", "previous_epoch_detail")
-_ORDER_KEYS = ("order", "_order")  # the second is that of older files
+_ORDER_KEYS = ("order", "_order")  # the second in snapshots of Chainer's MultithreadIterator
 _RECORD_KEY = "order_sampler"
 SEED_KEY = "example_seed"
 CUTS_KEY = "cuts"
@@ -319,10 +319,10 @@ def _loaded(
     if record is not None and is_seeded(sampler):
         if isinstance(sampler, SeededBatchSampler):
             recut = _recut(saved_cuts, record, position, planner)
-        saved_seed = None
-        if saved_cuts:
-            told = saved_cuts.get("seed")
-            saved_seed = _loaded_seed(_ask(serializer, SEED_KEY, None) if told is None else told)
+        if not saved_cuts:
+            raise ValueError(f"the snapshot has {_RECORD_KEY!r}, but no {CUTS_KEY!r}")
+        told = saved_cuts.get("seed")
+        saved_seed = _loaded_seed(_ask(serializer, SEED_KEY, None) if told is None else told)
         order, cuts = _order_again(
             record,
             array,
@@ -368,7 +368,7 @@ def _loaded(
     if is_new_epoch > 1:
         raise ValueError(f"the snapshot's is_new_epoch is {is_new_epoch}, neither True nor False")
     loaded = State(position, epoch, bool(is_new_epoch), order, size, None, n_drawn, cuts)
-    # Of older snapshots, and those of Chainer: as if all batches had been of this size.
+    # Of Chainer's snapshots: as if all batches had been of this size.
     whole = planner.batch_size * planner.num_ranks
     step = saved_cuts.get("step", -(-(epoch * size + position) // whole))
     loaded = loaded._replace(step=step)
@@ -505,7 +505,7 @@ def _order_again(
     planner: Planner,
     *,
     recut: tuple[int, tuple[Cutting, ...]] | None,
-    saved_seed: Seed | None,
+    saved_seed: Seed,
     saved_sizes: Any,
     strict: bool,
 ) -> tuple[Order, Any]:
@@ -557,14 +557,10 @@ def _check_growth(told: int, dataset_size: int, *, strict: bool) -> None:
         )
 
 
-def _difference(
-    record: Record, sampler: SeededSampler, saved_seed: Seed | None, saved_sizes: Any
-) -> str:
+def _difference(record: Record, sampler: SeededSampler, saved_seed: Seed, saved_sizes: Any) -> str:
     """Which of them differs, as far as the snapshot tells."""
     if isinstance(sampler, CallableBatches) and record.kind == sampler._KIND:
         return f" (batch_sampler({record.n_drawn - 1}) gives other batches)"
-    if saved_seed is None:
-        return ""
     if record.kind != sampler._KIND:
         return " (it is of another kind)"
     if isinstance(sampler, MixtureOrderSampler):
@@ -631,7 +627,7 @@ def _loaded_int(stored: dict[str, Any], key: str) -> int:
 
 
 def _loaded_detail(stored: Any, loaded: State, batch_size: int) -> float | None:
-    if stored is _ABSENT:  # older files: as if the last batch had been a full one
+    if stored is _ABSENT:  # as in Chainer's first versions: as if the last batch had been full
         if loaded.epoch_detail == 0:
             return None
         return max(0.0, loaded.epoch + (loaded.position - batch_size) / loaded.epoch_size)

@@ -325,7 +325,7 @@ def fails() -> None:
         ("[1, 2", None, "is no JSON"),
         ("[1, 2]", None, "holds no state"),
         ('{"iterator": {}}', None, "holds no state"),
-        ('{"current_position": 3}', None, "give --iterator MODULE:FUNCTION"),
+        ('{"current_position": 3}', None, "holds no state"),
         ('{"current_position": 3, "stream": {}}', None, "StreamDataset"),
         ("{}", "test_addresses", "must be MODULE:FUNCTION, not 'test_addresses'"),
         ("{}", "test_addresses:N", "no function, but 23"),

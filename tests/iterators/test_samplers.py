@@ -182,7 +182,7 @@ def test_a_snapshot_has_the_order_and_the_samplers_record(save, name):
 
 
 def test_snapshots_without_a_record_load(load, save):
-    """Those of older releases, of Chainer, and of other samplers: the order is followed, and the
+    """Those of Chainer, and of other samplers: the order is followed, and the
     next ones are those of the epochs that come."""
     reference = SerialIterator(range(N), 4, order_sampler=ShuffleOrderSampler(7))
     batches(reference, 8)

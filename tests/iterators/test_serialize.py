@@ -125,7 +125,7 @@ def test_snapshot_of_the_end_is_the_end(make, save, load):
         next(target)
 
 
-def test_older_key_of_the_order(make, save, load):
+def test_the_key_that_chainers_multithread_iterator_has_for_the_order(make, save, load):
     source = make(range(5), 2)
     next(source)
     stored = save(source)
@@ -136,7 +136,7 @@ def test_older_key_of_the_order(make, save, load):
 
 
 @pytest.mark.parametrize("order", [None, np.array(None), -1, np.array(-1)])
-def test_older_ways_to_have_no_order(make, load, order):
+def test_ways_of_chainers_snapshots_to_have_no_order(make, load, order):
     stored = {"current_position": 4, "epoch": 1, "is_new_epoch": False, "_order": order}
     target = make(range(5), 2, shuffle=False)
     load(target, stored)
@@ -146,7 +146,9 @@ def test_older_ways_to_have_no_order(make, load, order):
 @pytest.mark.parametrize(
     ("position", "epoch", "previous"), [(0, 0, None), (1, 0, 0.0), (4, 0, 0.4), (0, 3, 2.6)]
 )
-def test_older_files_have_no_previous_epoch_detail(make, load, position, epoch, previous):
+def test_snapshots_of_chainers_first_versions_have_no_previous_epoch_detail(
+    make, load, position, epoch, previous
+):
     stored = {"current_position": position, "epoch": epoch, "is_new_epoch": False}
     target = make(range(5), 2, shuffle=False)
     load(target, stored)
