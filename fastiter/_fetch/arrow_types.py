@@ -15,7 +15,6 @@ import numpy.typing as npt
 from fastiter._fetch.arrow_column import ArrowColumn
 
 Rows = npt.NDArray[np.int64]
-Values = Callable[[Rows], list[Any]]
 
 _STRINGS = {
     "string": ("lists", (False,), str),
