@@ -40,9 +40,9 @@ class DatasetTimeoutError(TimeoutError):
     index : int or None
         The dataset index; None for the converter, for loading, and for the start of a worker.
     seconds : float
-        How long the last attempt took until it was ended.
+        Seconds that the last attempt took until it was ended.
     attempts : int
-        How often it was tried.
+        Number of attempts.
     stack : str
         The Python stack of the worker, a process or a thread, at the end of the last attempt.
     """
@@ -83,15 +83,15 @@ class SkipLimitError(RuntimeError):
 class WorkerDiedError(RuntimeError):
     """Worker processes died repeatedly on the same dataset index or converter call.
 
-    The text names the index, the signal or exit code, and likely causes. A single death is no
-    error: another worker makes the rows.
+    The text names the index, the signal or exit code, and likely causes. One crash raises nothing;
+    another worker fetches the rows again.
 
     Attributes
     ----------
     pid : int
-        Process number of the last one; 0 if it is not known.
+        Process number of the last worker that died; 0 if it is not known.
     exit_reason : str
-        How that one ended, as ``'was killed by SIGSEGV'``.
+        Text that says how this worker ended, as ``'was killed by SIGSEGV'``.
     """
 
     pid = 0

@@ -39,7 +39,7 @@ def permutation(
         give the same order. ``numpy.random.SeedSequence()`` gives a different one every time.
     threads : int, optional
         Most threads to use, this one included; by default as many as CPUs that this process may
-        use, at most 8. Only orders of more than 1,048,576 indices use several.
+        use, at most 8. Only orders of more than 1,048,576 indices use several threads.
     out : int64[n], optional
         Array to write the order into, contiguous and writeable. Memory that has been used before is
         filled several times as fast as new memory: reuse the array of the epoch before.
@@ -141,23 +141,23 @@ def example_rng(
     256 bits hashed from the arguments.
 
     Without arguments, in a dataset's ``__getitem__``, it is the generator of the example that an
-    iterator is fetching: of the iterator's seed, the epoch, and the index that the iterator passes.
-    The seed is that of the order sampler; if that has none, it is derived from the state of the
-    generator that shuffles (or NumPy's global one) when the iterator is created. It is kept in
-    snapshots, copies and pickles, and `reset` changes it. Each call for an example gives the same
-    numbers again, so create one generator and pass it on.
+    iterator is fetching, made from the iterator's seed, the epoch, and the index that the iterator
+    passes. The seed is that of the order sampler. If the sampler has no seed, the iterator derives
+    one, when it is created, from the state of the generator that shuffles (or NumPy's global
+    generator). The seed is kept in snapshots, copies and pickles, and `reset` changes it. Each
+    call for an example gives the same numbers again, so create one generator and pass it on.
 
     Parameters
     ----------
     seed : int, sequence of int, or numpy.random.SeedSequence, optional
         As in `permutation`.
     epoch, index : int, optional
-        From 0 to 2**64 - 1.
+        Numbers from 0 to 2**64 - 1.
 
     Returns
     -------
     numpy.random.Generator
-        A new one, over `numpy.random.PCG64DXSM`. It has no ``spawn``.
+        A new generator, over `numpy.random.PCG64DXSM`. It has no ``spawn``.
 
     Raises
     ------

@@ -25,7 +25,7 @@ class WorkerStats:
         The worker's number, from 0. A worker that replaces another has its number and continues
         its counters.
     pid : int
-        Its process; 0 for threads, and if no process has that number now.
+        Process number; 0 for threads, and if no process has that worker number now.
     rows : int
         Examples fetched and written.
     bytes_written : int
@@ -121,7 +121,7 @@ class IteratorStats:
     iterator : str
         The iterator's class.
     batches, examples : int
-        Delivered.
+        Numbers of delivered batches and examples.
     errors : int
         Calls of ``next()`` that raised what the dataset or the converter had raised.
     skipped : int
@@ -131,10 +131,10 @@ class IteratorStats:
     start_seconds : float
         Time in ``next()`` until the first batch, while workers started and loaded the dataset.
     next_seconds : float
-        Time in ``next()`` since.
+        Time in ``next()`` since the first batch.
     wait_seconds : float
-        Part of it in which the caller was blocked, since the batch was not complete; all of it if
-        the caller itself fetches.
+        Part of `next_seconds` in which the caller was blocked, since the batch was not complete;
+        all of `next_seconds` if the caller itself fetches.
     consumer_seconds : float
         Time between calls of ``next()``: what the loop's body took. After the end of an iteration,
         a reset or a loaded snapshot, time counts again from the next call.
@@ -144,7 +144,7 @@ class IteratorStats:
     workers_are : str
         'processes' or 'threads'; 'none' if the caller fetches.
     batch_size, n_workers, n_prefetch : int
-        The present settings; with 0 workers the caller fetches. ``batch_size`` is None with a batch
+        Present settings; with 0 workers the caller fetches. ``batch_size`` is None with a batch
         sampler.
     has_converter : bool
         Whether ``next()`` returns what a converter made.
@@ -155,7 +155,7 @@ class IteratorStats:
     slots : int
         Room in the ring, in batches: prefetched ones, those the caller holds, and spare ones.
     calls, ready_sum : int
-        How often `mean_ready` was measured, and the sum of the measurements.
+        Number of measurements of `mean_ready`, and their sum.
     spills : int
         Examples that fitted no column and were pickled, after columns were known.
     copied_out : int
@@ -163,8 +163,8 @@ class IteratorStats:
     deaths, replacements : int
         Workers that were replaced after a death, and after ``maxtasksperchild`` batches.
     changes : tuple of str
-        What automatic settings have changed so far, and why, in order; and from which batch on the
-        caller gathers rows instead of the workers, or these again.
+        Changes made by automatic settings so far, with their reasons, in order; and the batches
+        from which on the caller gathers rows instead of the workers, or the workers again.
     workers : tuple of WorkerStats
         One for each worker, by number; those beyond ``n_workers`` have left.
     retired : int
@@ -174,7 +174,7 @@ class IteratorStats:
         Workers that were replaced since they took longer than ``dataset_timeout``, with
         ``on_timeout='retry'``.
     abandoned : int
-        Of these, how many have not ended yet, since SIGKILL does not end them; of threads, how many
+        Workers of these that have not ended yet, since SIGKILL does not end them; or threads that
         hang.
     tokens_read : int
         Tokens of the rows that were delivered, padding not counted, of a `fastiter.tokens` dataset;
@@ -183,12 +183,12 @@ class IteratorStats:
         Row groups of Parquet files that were decoded, by all processes.
     hedged, won : int
         Examples that a second worker has begun to fetch, since they were slow, with ``hedge``; and
-        of how many its fetch was the first to end.
+        examples of these whose second fetch ended first.
     gathered_here : int
         Batches that the caller of `MultiprocessIterator` itself gathered from arrays or columns,
         since that is faster than to have workers do it.
     nodes : tuple of NodeStats
-        What the nodes of a cluster have done, of a `fastiter.ray.RayIterator`; else empty.
+        Statistics of each node of the cluster, of a `fastiter.ray.RayIterator`; else empty.
     """
 
     iterator: str

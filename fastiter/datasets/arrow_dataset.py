@@ -45,33 +45,33 @@ class ArrowDataset(DatasetMixin):
     Values equal those of ``to_pylist()``: numbers, dates and timestamps are NumPy scalars of the
     Arrow type's dtype (in UTC, if they have a zone), lists of numbers are arrays, lists of such
     lists are lists of arrays, strings and binaries are str and bytes; tensors, and Array2D to
-    Array5D of Hugging Face, are arrays. Anything else is what pyarrow converts it to. In batches of
-    `concat_examples`, numbers and lists of numbers are arrays, and all other columns lists.
+    Array5D of Hugging Face, are arrays. Other types become what pyarrow converts them to. In
+    batches of `concat_examples`, numbers and lists of numbers are arrays, and all other columns
+    lists.
 
     Parameters
     ----------
     source : pyarrow.Table, RecordBatch, ChunkedArray or Array, datasets.Dataset, frame or path
-        Paths, also a list or a pattern of them, or a folder, name files of Parquet, or of the Arrow
-        IPC format, random access or stream. Of a folder that `datasets` has saved those count that
-        it lists, of others all but names that begin with "." or "_". Row groups of Parquet files
-        are decoded when they are needed, once for all processes; see `row_group_ends`. Of a pandas
-        frame the columns count, not the index. Other objects, such as Polars frames, need the
-        method
-        ``__arrow_c_stream__``. Of a `datasets.Dataset` the order of its rows and the columns of its
-        format count, not the format's type. Where it has a transform or features to decode,
-        examples come from its own ``__getitems__``.
+        Paths (a path, a list or pattern of paths, or a folder) name Parquet files, or files of the
+        Arrow IPC format, random access or stream. A folder saved by `datasets` gives the files it
+        lists, any other folder all files whose names do not begin with "." or "_". Row groups of
+        Parquet files are decoded when they are needed, once for all processes; see
+        `row_group_ends`. A pandas frame gives its columns, not its index. Other objects, such as
+        Polars frames, need the method ``__arrow_c_stream__``. A `datasets.Dataset` gives its rows
+        in their order, and the columns of its format; the format's type is ignored. If it has a
+        transform or features to decode, examples come from its own ``__getitems__``.
     columns : list of str or str, optional
         An example is a dict of these columns, or the value of the one column. By default a dict of
         all columns, or the value in an Array.
     padding : number or dict, optional
-        What fills up lists of numbers in batches, for all columns or by name.
+        Padding value for list columns, for all columns or by name.
     nulls : {"error", "mask", "none"}
-        What to do about nulls in the rows of the dataset. "mask": zero, an empty list or an empty
-        text takes their place, and a bool field ``NAME_valid`` follows each column that has some.
-        "none": the values of such a column are Python objects, None among them.
+        Treatment of nulls in the rows of the dataset. "mask": zero, an empty list or an empty text
+        replaces them, and a bool field ``NAME_valid`` follows each column with nulls. "none": the
+        values of a column with nulls are Python objects, None among them.
     decode : dict, optional
-        By name, a function that is called with each value, such as the bytes of an image, in the
-        worker that fetches it. Examples are then made one by one.
+        Functions by column name. Each is called with every value of its column, such as the bytes
+        of an image, in the worker that fetches it. Examples are then made one by one.
 
     Raises
     ------

@@ -34,24 +34,24 @@ class StreamDataset:
     Parameters
     ----------
     shards : sequence
-        One entry for each shard, what ``open_shard`` takes: file names, for example. Entries that
-        are equal are a ValueError.
+        Arguments of ``open_shard``, one for each shard: file names, for example. Equal entries are
+        a ValueError.
     open_shard : callable
         ``open_shard(shard)`` gives the examples of a shard, the same ones each time: an iterable,
-        or a generator. To go on in the middle of it, the first that it has of these is used:
-        ``state_dict()`` and ``load_state_dict(state)``, which speak of the examples that were
-        taken; ``seek(n)``, called before it is iterated over, which goes to example n (not that of
-        a file, which counts bytes, nor of anything else with ``read``); indices, where it is a
-        sequence or an array. Else the examples before are read again. Has to pickle where worker
-        processes are not forked.
+        or a generator. To resume inside a shard, the first of these that the reader supports is
+        used: ``state_dict()`` and ``load_state_dict(state)``, whose state must describe the
+        examples already returned; ``seek(n)``, called before the iteration, which goes to example n
+        (the ``seek`` of files, which counts bytes, and of other objects with ``read`` is not used);
+        indices of a sequence or an array. Otherwise the examples before are read again.
+        ``open_shard`` has to pickle where worker processes are not forked.
     seed : int, sequence of int or numpy.random.SeedSequence, optional
-        Shuffles shards and windows, in each epoch anew. None: in the order given.
+        Seed that shuffles shards and windows, in each epoch anew. None: the order given.
     window : int
-        How many examples are shuffled among themselves; all of them are in memory. 1: none.
+        Number of examples that are shuffled among themselves, all in memory. 1: no shuffling.
     lengths : sequence of int, optional
-        How many examples each shard has. A shard that has another number is then an error.
+        Number of examples of each shard. A shard with another number is then an error.
     interleave : int
-        How many shards are read at a time, at most. More workers than that have little to do.
+        Most shards that are read at a time. More workers than shards have little to do.
 
     Raises
     ------

@@ -514,8 +514,8 @@ class PlannedIterator(Loop, IteratorProperties):
         Returns
         -------
         Trace
-            A context manager; after the block its ``events()`` and ``save(path)`` have what was
-            recorded.
+            A context manager; after the block, ``events()`` returns the recorded events and
+            ``save(path)`` writes them.
 
         Raises
         ------
@@ -590,11 +590,11 @@ class PlannedIterator(Loop, IteratorProperties):
         Parameters
         ----------
         state_dict : dict, or list of dict
-            The state. Of ranks, that of any one of them; with ``in_order=False`` that of the same
-            rank, or the list of all ranks' states, which batch size and ranks may differ from.
+            The state. With ranks, the state of any rank; with ``in_order=False`` the state of the
+            same rank, or the list of all ranks' states, for another batch size or other ranks.
         strict : bool
-            False: the dataset may have grown since. The current epoch ends with the examples that
-            it began with, later ones have all. Weights, mixtures and batch samplers are made for
+            False: the dataset may have grown since. The current epoch ends with the examples it
+            began with, later epochs have all. Weights, mixtures and batch samplers are made for
             the examples that there were, and raise; so does a `TokenDataset` that fits documents
             into rows, whose rows are others then.
 

@@ -143,9 +143,9 @@ class IteratorProperties(Iterator):
         Parameters
         ----------
         step : int
-            From 0; see `step`.
+            Number of the step, from 0; see `step`.
         rank : int, optional
-            Of which rank; this one by default.
+            Number of the rank; by default this process's.
 
         Returns
         -------

@@ -62,11 +62,11 @@ class MultiprocessIterator(PrefetchingIterator):
     """Iterates over a dataset with worker processes that write into shared memory.
 
     The workers share each batch: rows are dealt out a few at a time, and each example is written
-    once, where the caller will read it. Where rows of arrays and columns are only gathered, by
-    `concat_examples`, the caller does it if that takes less time in ``next()``; ``stats()`` tells.
-    Batches come in order. Their arrays are writable views of
-    shared memory, which is not used again before the last of them has died; holding batches costs
-    memory, never progress. A worker that dies is replaced, and its rows are fetched again.
+    once, where the caller will read it. If a batch is only copied from arrays or columns, by
+    `concat_examples`, the calling process makes it when that is faster; ``stats()`` shows which.
+    Batches come in order. Their arrays are writable views of shared memory, which is used again
+    only after the last of these arrays is gone; holding batches costs memory, never progress. A
+    worker that dies is replaced, and its rows are fetched again.
 
     Processes start with the first ``next()``, or with ``start()``. The dataset travels as one
     image that all workers share, or is inherited where the start method is fork.
@@ -76,69 +76,68 @@ class MultiprocessIterator(PrefetchingIterator):
     dataset, batch_size, repeat, shuffle, order_sampler
         As in `SerialIterator`.
     n_processes : int, 'auto' or None
-        Worker processes; None for as many as CPUs this process may use, by its affinity and the
-        quota of its control group; 0 to fetch in the
-        caller's process (for debugging). 'auto' begins with few, and has more or fewer as the
-        iterator's statistics advise, within the limits of CPUs and memory.
+        Number of worker processes. None: the number of CPUs that this process may use, by its
+        affinity and the quota of its control group. 0: fetch in the calling process, for
+        debugging. 'auto': begin with few, and add or remove workers as the iterator's statistics
+        advise, within the limits of CPUs and memory.
     n_prefetch : int, 'auto' or None
         As in `MultithreadIterator`.
     shared_mem : int, optional
-        Bytes per example that slots have room for at first. They grow as needed; None lets the
-        first batches tell.
+        Bytes per example that slots have room for at first. They grow as needed. None: measure
+        the first batches.
     dataset_timeout : float, optional
         Seconds that the dataset may take for one example or to load in a worker, and a converter
         for a batch, before `TimeoutWarning` is issued, again after each further period; None for no
-        limit. So it is if no worker gets on for as long, stopped ones for one.
-        ``warnings.simplefilter('error', MultiprocessIterator.TimeoutWarning)`` makes ``next()``
-        raise it; nothing is lost then.
+        limit. The warning also comes when no worker makes progress for this long, for example
+        because all are stopped. ``warnings.simplefilter('error',
+        MultiprocessIterator.TimeoutWarning)`` makes ``next()`` raise it; no batch is lost then.
     on_timeout : 'warn' or 'retry'
-        With 'retry', a worker that takes longer than ``dataset_timeout`` is ended and replaced, and
-        another one fetches the row; ``dataset_timeout`` is for one example then, and a call of
-        ``__getitems__`` for k of them may take k times as long. The guide has a page on it.
+        'retry': a worker that takes longer than ``dataset_timeout`` is ended and replaced, and
+        another worker fetches the row; ``dataset_timeout`` then limits one example, and a call of
+        ``__getitems__`` for k examples may take k times as long. The guide has a page on it.
     n_retries : int
-        How often such an example is fetched again, before it fails with `DatasetTimeoutError`; and
-        how often a worker loads the dataset again, before ``next()`` raises that. A converter that
-        takes too long is an error of its batch at once.
+        Number of further attempts to fetch such an example, before `DatasetTimeoutError`; and to
+        load the dataset in a worker, before ``next()`` raises this error. A converter that takes
+        too long is an error of its batch at once.
     hedge : float, optional
         Share of the examples, above 0 and at most 1, that workers may fetch a second time, where
-        they hold up a batch and take far longer than most; 0.05 is a good one. What ends first is
-        delivered. The dataset must return equal examples for equal indices, whoever asks. None for
-        never. The guide's page on examples that hang has a section on it.
+        they hold up a batch and take far longer than most; 0.05 is a good value. The copy that
+        finishes first is used, so ``dataset[i]`` must give equal results in every worker. None:
+        no second fetches. The guide's page on examples that hang has a section on it.
     maxtasksperchild : int, optional
-        Ranges of rows that a worker completes before a fresh one takes its place.
+        Number of row ranges that a worker completes before a new worker replaces it.
     converter : callable, optional
         ``next()`` returns what ``converter(examples, device)`` gives. `concat_examples`, also in a
         `functools.partial` with ``padding`` or ``copy``, is done in place, without example
-        objects. Any other callable runs in a worker, with the device None, on examples of its
-        own, or with these alone if it has a single parameter; under spawn and forkserver it has to
-        pickle.
+        objects. Any other callable runs in a worker, with the device None, on private copies of
+        the examples, or with these alone if it has a single parameter; under spawn and forkserver
+        it has to pickle.
     device : device, optional
-        Where the converter's result is sent; see `to_device`. A GPU reads it from shared memory by
-        itself, while the program goes on; the arrays can be used at once on the stream that is
-        current in ``next()``.
+        Device that the converter's result is sent to; see `to_device`. A GPU reads it from shared
+        memory by itself, while the program goes on; the arrays can be used at once on the stream
+        that is current in ``next()``.
     n_device_prefetch : int
         Batches copied to the GPU ahead of the one that ``next()`` returns, at least 0. They take
-        memory there: about three batches besides, and those that you hold.
+        GPU memory: about three batches more, and those that you hold.
     on_error, skip_limit
         As in `SerialIterator`. An index that kills worker after worker may be skipped, too.
     drop_last, batch_sampler, rank, num_ranks, tail, skip_steps, seed_examples
         As in `SerialIterator`.
     in_order : bool
         False: within an epoch, batches come as they are complete. An epoch has ended when its last
-        batch was delivered. `address` tells which batch came; `state_dict` which have come before
-        others, and the others come first after it is loaded. Each rank has a state of its own, and
-        other ranks and batch sizes need all of them: see `load_state_dict`. With a GPU as
-        ``device`` batches come in order, as those of a `StreamDataset` do.
+        batch was delivered. `address` identifies the batch. `state_dict` records the batches still
+        missing; after loading, those come first. Each rank has a state of its own, and
+        other ranks and batch sizes need all of these states: see `load_state_dict`. With a GPU as
+        ``device``, and from a `StreamDataset`, batches come in order.
     worker_init : callable, optional
-        Called as ``worker_init(number)`` in each worker when it has loaded the dataset, also in one
-        that takes the place of another; see `get_worker_info`. What it raises, ``next()`` raises.
-        Has to pickle under spawn and forkserver. Not called where ``n_processes`` is 0.
+        Callable that each worker, also a replacement, calls as ``worker_init(number)`` when it has
+        loaded the dataset; see `get_worker_info`. ``next()`` raises its exceptions. It has to
+        pickle under spawn and forkserver, and is not called if ``n_processes`` is 0.
     context : str or multiprocessing context, optional
-        How workers are started: 'fork', 'spawn', 'forkserver'. None for what
-        ``multiprocessing.set_start_method`` has set, else for the interpreter's default. 'safe' for
-        the same, but where that is a fork, and other threads or CUDA may make it unsafe, for a fork
-        server, if the dataset pickles and the main module has an ``if __name__ == '__main__'``
-        guard.
+        Start method of the workers: 'fork', 'spawn', 'forkserver'. None: the method set by
+        ``multiprocessing.set_start_method``, else the interpreter's default. 'safe': the same,
+        except that a fork server replaces a fork that other threads or CUDA may make unsafe, if
+        the dataset pickles and the main module has an ``if __name__ == '__main__'`` guard.
 
     Raises
     ------

@@ -74,26 +74,26 @@ class MultithreadIterator(PrefetchingIterator):
         Seconds that the dataset may take for one example, and a converter for a batch; k times as
         long for k examples in one call. None sets no limit.
     on_timeout : 'warn' or 'retry'
-        What happens while ``next()`` waits: `TimeoutWarning` after each ``dataset_timeout``, or
-        another thread fetches the example. The thread that hangs is abandoned then: it stays behind
-        as a daemon thread, and what it may still fetch is not used. If ``n_threads`` of them hang,
-        `DatasetTimeoutError` is raised. An abandoned thread keeps the locks that it holds.
+        'warn': `TimeoutWarning` after each ``dataset_timeout`` while ``next()`` waits. 'retry':
+        another thread fetches the example. The hanging thread is abandoned: it stays behind as a
+        daemon thread, keeps its locks, and its result is not used. If ``n_threads`` threads hang,
+        `DatasetTimeoutError` is raised.
     n_retries : int
-        How often such an example is fetched again, before it fails with `DatasetTimeoutError`. A
+        Number of further attempts to fetch such an example, before `DatasetTimeoutError`. A
         converter that takes too long is an error of its batch at once.
     n_prefetch : int, 'auto' or None
-        Batches fetched ahead of the one that ``next()`` waits for, at least 1. None for 1, or 2 if
-        ``device`` is a GPU. 'auto' begins with 2 and has more, up to 16, where some batches take
+        Batches fetched ahead of the one that ``next()`` waits for, at least 1. None: 1, or 2 if
+        ``device`` is a GPU. 'auto': begin with 2, and use more, up to 16, if some batches take
         much longer than others.
     converter : callable, optional
         ``next()`` returns ``converter(examples, device)`` instead of the list of examples.
         `concat_examples`, also in a `functools.partial` with ``padding`` and the like, is done by
         the threads as they fetch. Any other callable runs in the thread that completes the batch,
-        several batches at a time; with a ``device`` in the thread that iterates. One with a single
-        parameter is called with the examples there, and its result sent to the device.
+        several batches at a time; with a ``device`` in the thread that iterates. A converter with a
+        single parameter gets the examples there, and its result is sent to the device.
     device : device, optional
-        What ``converter`` gets; see `to_device`. With `concat_examples`, copies to a GPU run while
-        the program goes on.
+        Device that ``converter`` gets; see `to_device`. With `concat_examples`, copies to a GPU
+        run while the program goes on.
     n_device_prefetch : int
         Batches of `concat_examples` copied to the GPU ahead of the one that ``next()`` returns, at
         least 0.

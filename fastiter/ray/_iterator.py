@@ -79,9 +79,10 @@ class ClusterPool(Pool):
 class RayIterator(MultiprocessIterator):
     """Iterates over a dataset with workers on the nodes of a Ray cluster.
 
-    The batches are those of `MultiprocessIterator`, in the same order, with the same state: either
-    goes on where the other one stopped. A helper process of this machine talks to Ray, and copies
-    what the nodes fetch into this machine's ring; the program need not be connected with Ray.
+    The batches are those of `MultiprocessIterator`, in the same order, with the same state: each
+    of the two continues a state of the other. A helper process of this machine talks to Ray, and
+    copies the examples of the nodes into this machine's ring; the program itself need not be
+    connected to Ray.
     ``next()`` raises `ClusterError` if the connection with the cluster cannot be made, or is lost.
 
     Parameters
@@ -91,19 +92,19 @@ class RayIterator(MultiprocessIterator):
         files where it reads them. All nodes need the versions of Python, NumPy and fastiter of this
         program, and the modules of the dataset.
     n_workers : int or 'auto'
-        Workers on the cluster. With fewer places than that the iterator goes on with those there
-        are, and warns after ``dataset_timeout``. 'auto' begins with 2, and asks Ray for more or
+        Number of workers on the cluster. If Ray has fewer places, the iterator goes on with
+        these, and warns after ``dataset_timeout``. 'auto': begin with 2, and ask Ray for more or
         fewer as the iterator's statistics advise.
     n_local : int
-        Worker processes of this machine beside them, which take rows from the same batches, and
-        have the first numbers for ``worker_init``.
+        Number of further worker processes on this machine, which take rows from the same batches,
+        and have the first numbers for ``worker_init``.
     resources : mapping, optional
-        What Ray reserves for each worker, by Ray's names; None for ``{'CPU': 1}``.
+        Resources that Ray reserves for each worker, by Ray's names; None: ``{'CPU': 1}``.
     address : str, optional
-        Where the head of the cluster listens, host and port. None for the cluster that this program
-        is connected with, or else for the one that Ray finds (``RAY_ADDRESS``).
+        Host and port of the head of the cluster. None: the cluster that this program is connected
+        to, or else the cluster that Ray finds (``RAY_ADDRESS``).
     silence : float, optional
-        Seconds without a sign of life after which others fetch what a worker has.
+        Seconds without a sign of life after which other workers fetch a worker's rows.
     **others
         All other arguments of `MultiprocessIterator` but ``n_processes``, ``shared_mem``,
         ``maxtasksperchild`` and ``context``; ``n_prefetch`` is 4 unless given. A converter other

@@ -29,19 +29,21 @@ class TokenBatchSampler(SeededBatchSampler):
     ----------
     dataset : TokenDataset
     batch_size : int, optional
-        Rows of a batch, or the most with ``max_tokens``. At least one of them has to be given.
+        Rows of a batch; with ``max_tokens``, most rows of a batch. At least one of the two has to
+        be given.
     max_tokens : int, optional
-        Greatest size of a batch: rows times tokens of the longest. Rows of like lengths
+        Greatest size of a batch: rows times tokens of the longest row. Rows of similar lengths
         come together.
     balance : {None, "tokens", "attention"}
-        What batches of a step are to have alike on all ranks: tokens, or the sum of the squared
-        lengths of segments, which the time of attention follows. Needs ``batch_size`` alone.
+        Quantity that is about equal in the batches of a step on all ranks: tokens, or the sum of
+        squared segment lengths, to which the time of attention is proportional. Needs
+        ``batch_size`` alone.
     seed : int, sequence of int, or numpy.random.SeedSequence, optional
-        Shuffles rows. By default the dataset's own seed, and its order.
+        Seed that shuffles rows. By default the dataset's own seed, and its order.
     window : int
         Steps whose rows are dealt, or with ``max_tokens`` sorted, together.
     drop_last : bool
-        Leave out what does not fill a step.
+        Leave out the last rows, too few to fill a step.
 
     Raises
     ------

@@ -67,9 +67,9 @@ class TokenDataset(DatasetMixin):
 
     L is ``length``, rounded up to ``pad_to_multiple_of``; without ``length`` that of the document.
 
-    The label of a token is its document's next token, wherever that lies: in the next row, or
+    The label of a token is its document's next token, also if this token lies in the next row or
     behind a cut. ``ignore_index`` stands at a document's end. So each token is an input once in an
-    epoch, and each but a document's first a label once.
+    epoch, and each token but a document's first is a label once.
 
     Parameters
     ----------
@@ -80,15 +80,16 @@ class TokenDataset(DatasetMixin):
     length : int, optional
         Tokens of a row. None: a row is a document.
     packing : {None, "concat", "bfd"}
-        How documents share rows. None: rows are windows of the stream of tokens. "concat":
+        Layout of documents in rows. None: rows are windows of the stream of tokens. "concat":
         documents behind each other, cut every ``length`` tokens. "bfd" (best fit decreasing) fits
         whole documents into rows.
     stride : int, optional
-        Of windows: from start to start. By default ``length``; 1 has a window at each token.
+        Distance between the starts of two windows. Default: ``length``.
     documents : array of int, or path of .npy, optional
-        Of ``.bin`` files: where documents begin, and the end (n + 1,). None: they are one document.
+        Positions in ``.bin`` files at which documents begin, and the end (n + 1,). None: the files
+        are one document.
     dtype : dtype, optional
-        Of ``.bin`` files, uint16 by default.
+        Data type of ``.bin`` files, uint16 by default.
     column : str
         The column of tokens in Arrow data.
     aligned : sequence of str
@@ -96,29 +97,29 @@ class TokenDataset(DatasetMixin):
     window : int
         Documents that are packed together, at most 2**30. No row has documents of two windows.
     overlong : {"split", "truncate", "drop", "error"}
-        What becomes of documents that do not fit into a row. Pieces are of ``length`` tokens.
+        Treatment of documents that do not fit into a row. Pieces have ``length`` tokens.
     drop_last : bool
-        Of "concat": leave the last, partial row of each window out.
+        With "concat": leave out the last, partial row of each window.
     borders : bool, optional
-        Whether labels, positions and segments end with documents. By default with packing, and
+        Whether labels, positions and segments end with documents. Default: True with packing, and
         without ``length``. Without borders the label is the next token of the epoch's stream.
     seed : int, sequence of int, or numpy.random.SeedSequence, optional
-        Puts documents in another order each epoch before they are packed. None: as they lie.
+        Seed of the order of documents before packing, a new order each epoch. None: stored order.
     fields : sequence of str
-        What a row has.
+        Names of the fields of a row.
     shift_labels : bool
         False: labels are ``input_ids``, with ``ignore_index`` at the first token of each segment,
-        for models that shift by themselves, like those of transformers: see `for_transformers`.
+        for models that shift labels themselves, like those of transformers: see `for_transformers`.
     ignore_index : int
-        The label of what has none.
+        Label for positions that the loss ignores.
     bos_token_id, eos_token_id : int, optional
-        Put before and behind every document that is not empty, also if it has one already.
+        Tokens put before and behind every document that is not empty, also if it has them already.
     pad_token_id : int
-        What fills rows up.
+        Token used for padding.
     padding_side : {"right", "left"}
-        Where padding stands, also that of batches of rows of their own lengths.
+        Side of the padding, also in batches of rows of different lengths.
     pad_to_multiple_of : int, optional
-        Makes rows longer by padding.
+        Number whose next multiple is the length of a row; the rest is padding.
 
     Raises
     ------

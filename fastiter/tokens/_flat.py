@@ -25,9 +25,9 @@ def flat_batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
     Returns
     -------
     dict
-        Each field of arrays, (N,), N tokens together; ``cu_seqlens``, int32 (k + 1,), where each of
-        the k segments begins, and N; ``max_seqlen``, int, the length of the longest. As attention
-        over sequences of varying lengths takes them.
+        Each field of arrays, (N,), for N tokens in all; ``cu_seqlens``, int32 (k + 1,), the starts
+        of the k segments, and N; ``max_seqlen``, int, the length of the longest segment: the
+        arguments of attention over sequences of varying lengths.
     """
     if not rows or "segment_ids" not in rows[0]:
         raise ValueError(
@@ -59,7 +59,7 @@ def document_offsets(path: Any, eod_token_id: int, dtype: Any = None) -> npt.NDA
     eod_token_id : int
         The token that ends each document, which belongs to it.
     dtype : dtype, optional
-        Of the file: what its header says, or uint16.
+        Data type of the file. Default: the type in its header, or uint16.
 
     Returns
     -------

@@ -42,7 +42,7 @@ class MegatronDataset(DatasetMixin):
     Parameters
     ----------
     prefix : path
-        Of the ``.bin`` and ``.idx`` files.
+        Path of the ``.bin`` and ``.idx`` files without these endings.
     length : int
         Tokens of a sample.
     seed : int
@@ -50,19 +50,19 @@ class MegatronDataset(DatasetMixin):
     num_samples : int, optional
         Samples to draw, over as many epochs as that takes. None: those of one epoch.
     sequences : array of int, optional
-        Which sequences there are, as of a split. None: all.
+        Numbers of the sequences to use, such as those of a split. None: all.
     index : three arrays or paths of .npy, optional
-        Document, sample and shuffle index, as Megatron keeps them. None: drawn as it draws them.
+        Document, sample and shuffle index, as Megatron stores them. None: drawn as in Megatron.
     eod_token_id : int, optional
-        The token that the following flags are about.
+        Token that ends a document (EOD), to which the following flags refer.
     reset_position_ids, reset_attention_mask, eod_mask_loss : bool
         Whether positions start anew behind EOD, attention ends there, and EOD has no loss.
     pad_token_id : int
         The token that stands for padding; its places have 0, and no loss.
     drop_last : bool
-        Leave the last, partial sample out, as Megatron does but for validation.
+        Leave out the last, partial sample, as Megatron does except for validation.
     fields : sequence of str
-        What a row has.
+        Names of the fields of a row.
 
     Raises
     ------

@@ -48,28 +48,27 @@ def _torch_takes_in_order() -> bool:  # since 2.6
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """torch's `DataLoader`: the same batches, from faster workers, and with a state.
 
-    The arguments, attributes, errors and the order of a seed are torch's; see
+    Arguments, attributes, errors and the shuffle order of a seed are the same as torch's; see
     `torch.utils.data.DataLoader`. A batch's tensors lie in shared memory, where the workers have
     written them: the memory is used again when the last tensor of a batch is gone. A worker that
     dies is replaced, and its batches are made again.
 
     `state_dict` and `load_state_dict` have the protocol of torchdata's ``StatefulDataLoader``: a
     dataset, sampler or their iterator that has these two methods itself is saved and loaded with
-    the loader. Where none of them has, the state may be loaded with another ``num_workers``.
+    the loader. If none has them, the state may be loaded with another ``num_workers``.
 
     Parameters
     ----------
     dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, \
 drop_last, timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, \
 persistent_workers, pin_memory_device, in_order
-        As in torch; ``multiprocessing_context`` may also be ``'safe'``: a fork server in the place
-        of a fork that may be unsafe. With ``in_order=False`` and workers the batch that is done
-        first comes first; a state then tells which batches were not delivered, and these come after
-        it is loaded.
+        As in torch; ``multiprocessing_context`` may also be ``'safe'``: a fork server in place of a
+        fork that may be unsafe. With ``in_order=False`` and workers, batches come as they are
+        complete; a state then records the batches still missing, and after loading those come
+        first.
     snapshot_every_n_steps : int, optional
-        How often datasets and samplers with a state of their own are asked for it; what was
-        delivered since then is fetched again on resuming. 1 by default, and with
-        ``in_order=False``.
+        Save dataset and sampler states every n batches; resuming fetches the batches since the
+        last save again. 1 by default, and with ``in_order=False``.
     seed_examples : bool, optional
         Whether `random`, NumPy's and torch's global generators are seeded for each example, by the
         epoch and the place of the example in it. A dataset with random transforms then gives the
@@ -215,16 +214,16 @@ persistent_workers, pin_memory_device, in_order
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the batch that was delivered last; before the first, that of its start.
+        """The state after the batch that was delivered last, or that the iteration starts from.
 
         Before the first iteration it starts no worker, and asks no dataset for a state.
 
         Returns
         -------
         dict
-            What `load_state_dict` takes, of this class and of torchdata's loader. Datasets with a
-            state of their own give what is in it; the rest can be saved by `torch.save`, and is
-            small.
+            State for `load_state_dict` of this class and of torchdata's loader. It
+            holds the states of datasets that have one, as they are; the rest is small, and
+            `torch.save` takes it.
 
         Raises
         ------

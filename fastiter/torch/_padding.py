@@ -26,14 +26,14 @@ class PaddingCollator:
     Parameters
     ----------
     pad_token_id : int
-        What fills ``input_ids`` up. Other fields get 0.
+        Padding value of ``input_ids``. Other fields are padded with 0.
     label_pad_token_id : int
-        What fills ``labels`` up.
+        Padding value of ``labels``.
     padding_side : {"right", "left"}
-        Where padding stands.
+        Side of the padding.
     pad_to_multiple_of : int, optional
-        Pads fields as long as ``input_ids``, and labels of varying length, further, to a multiple
-        of this.
+        Number of which the padded length is a multiple, for fields as long as ``input_ids``, and
+        for labels of varying length.
 
     Examples
     --------

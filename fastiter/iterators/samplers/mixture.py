@@ -48,7 +48,7 @@ class MixtureOrderSampler(SeededSampler, OrderSampler):
     Parameters
     ----------
     sizes : sequence of int
-        How many examples each source has, in the order in which they are concatenated: 1 to 65535
+        Number of examples of each source, in the order in which they are concatenated: 1 to 65535
         sources of at least 1 example.
     weights : sequence of float
         A weight for each source, of any sum, zero or positive and finite. A float counts as the
