@@ -34,8 +34,8 @@ cdef class FileLocks:
     Parameters
     ----------
     fd : a descriptor of the file, which stays open as long as this object is used.
-    n : how many locks there are; the file needs no bytes for them.
-    what : what they are for; begins the message of an OSError where the system has no such locks.
+    n : number of locks; the file needs no bytes for them.
+    what : purpose of the locks; begins the message of an OSError if the system has no such locks.
     """
 
     cdef int source
@@ -244,7 +244,7 @@ cdef class Hold:
 
 
 cdef class Alone:
-    """What `FileLocks.alone` returns."""
+    """The context manager that `FileLocks.alone` returns."""
 
     cdef Hold hold
     cdef uint64_t number

@@ -70,7 +70,7 @@ def trim():
 
 
 def idle():
-    """How many buffers are idle, and their bytes."""
+    """Number of idle buffers, and their bytes."""
     cdef uint32_t count
     cdef size_t nbytes
     fi_buffers_count(&pool, &count, &nbytes)
@@ -78,7 +78,7 @@ def idle():
 
 
 def complaint():
-    """What is wrong with the environment variable that limits the pool; empty if nothing is."""
+    """The fault of the environment variable that limits the pool; empty if there is none."""
     value = os.environ.get("FASTITER_BUFFER_POOL", "").strip()
     if not value or (value.isascii() and value.isdigit() and len(value) <= 9):
         return ""

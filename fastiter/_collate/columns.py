@@ -95,7 +95,7 @@ def _is_batch_of(column: Any, fill: Any) -> bool:
 
 
 class Step(NamedTuple):
-    """What is done with one column. Compiled code reads the first three by position."""
+    """Steps for one column. Compiled code reads the first three by position."""
 
     fill: np.ndarray[Any, Any] | None  # 0-d, of the column's dtype
     max_length: int = -1
@@ -111,7 +111,7 @@ def steps_for(
     specs: Sequence[Any],
     dtypes: Sequence[Any],
 ) -> list[Step] | None:
-    """What is done with the columns of a batch, which are described as in a `Schema`; None if
+    """Steps for the columns of a batch, which are described as in a `Schema`; None if
     concat_examples makes something else of them, or NumPy warns of a fill value's cast."""
     try:
         rules = padding.for_columns(container, keys, len(specs))

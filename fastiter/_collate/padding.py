@@ -12,7 +12,7 @@ from fastiter._ring.schema import BARE
 
 
 class FieldRule(NamedTuple):
-    """What is done with one field. `concat` reads these by position."""
+    """Treatment of one field. `concat` reads these by position."""
 
     fill: Any = None  #: fill value; None if all shapes must be equal
     max_length: int = -1  #: of the first axis; the rest is cut off. -1: no limit

@@ -38,7 +38,7 @@ cdef struct arrow_schema:
 
 
 cdef bytes kind_of(const arrow_schema *schema):
-    """What tells types apart whose buffers are laid out otherwise."""
+    """Text that differs for types whose buffers are laid out otherwise."""
     cdef int64_t number
     cdef list inner = [kind_of(schema.children[number]) for number in range(schema.n_children)]
     if schema.dictionary != NULL:
@@ -64,16 +64,16 @@ cdef class ArrowColumn:
 
     Parameters
     ----------
-    arrays : what ``__arrow_c_array__`` gives for each chunk, the second item of each pair.
+    arrays : second items of the results of ``__arrow_c_array__``, one for each chunk.
     layout : "fixed", "bits" or "days": `dtype` and `shape` of a row; "lists" or "views".
-    dtype : of a row's elements; of the texts' bytes.
-    shape : of a row of "fixed".
-    wide : of "lists": for each level, whether offsets are int64.
+    dtype : dtype of a row's elements, or of the texts' bytes.
+    shape : shape of a row of "fixed".
+    wide : flags for the levels of "lists", whether their offsets are int64.
     text : str or bytes, if a row is one.
     fill : 0-d array to be written in the place of nulls, or None.
     inner : sizes of the lists of a fixed size that a row of "fixed" consists of.
     pages : `RowGroups` that give the chunks while they are pinned, in the place of `arrays`.
-    schema : the first item of what ``__arrow_c_array__`` gives of an array of the pages' type.
+    schema : first item of the result of ``__arrow_c_array__`` for an array of the pages' type.
     """
 
     def __cinit__(self, list arrays, str layout, cnp.dtype dtype, tuple shape=(), tuple wide=(),

@@ -1,4 +1,4 @@
-"""What Arrow types become: arrays, lists of arrays, texts, or objects as pyarrow converts them.
+"""Conversion of Arrow types to arrays, lists of arrays, texts, or objects as pyarrow converts them.
 
 pyarrow is imported by those who call: what is given here are its objects.
 """
@@ -226,7 +226,7 @@ class ArrayRows(NamedTuple):
 
     @property
     def layout(self) -> Layout | None:
-        """That of `flattened` rows; None if these are of different lengths."""
+        """Layout of `flattened` rows; None if their lengths differ."""
         if None in self.shape or 0 in self.shape:
             return None
         size = math.prod(n for n in self.shape if n is not None)
@@ -382,7 +382,7 @@ def _converts(given: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def zero_of(arrow_type: Any) -> Any:
-    """What stands in the place of a null that is no number, where a field tells what is valid."""
+    """Value in the place of a null that is no number, if a field marks valid rows."""
     import pyarrow.types as types
 
     kind = _kind(arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type)

@@ -110,7 +110,7 @@ def _deciding_class(dataset: Any, names: frozenset[str]) -> type | None:
 
 
 class Epochs(NamedTuple):
-    """What is known of a dataset that has other rows in each epoch.
+    """Facts about a dataset that has other rows in each epoch.
 
     It takes indices that tell their epoch: `token_rows.EPOCH_SHIFT`.
     """

@@ -105,7 +105,7 @@ class EpochRows:
         return counts.first + number, counts.place(number), counts.ends[number]
 
     def share(self, row: int) -> float:
-        """Which share of the epoch comes before a row: that of its documents."""
+        """Share of the epoch's documents that come before a row."""
         found = self.window_of(row)
         if found is None:
             return 1.0

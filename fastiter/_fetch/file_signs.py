@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Sign(NamedTuple):
-    """What tells a file from one that was written in its place."""
+    """Facts that tell a file from another one written in its place."""
 
     size: int
     mtime_ns: int

@@ -303,7 +303,7 @@ cdef class ColumnReader:
         return [dict(zip(self.keys, row)) for row in zip(*columns)]
 
     cdef list values(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n):
-        """What the examples at some rows have in a column; None if it lacks one of them."""
+        """Values of a column for the examples at some rows; None if it lacks one of the rows."""
         cdef Source *source = &self.sources[number]
         cdef Places places
         cdef Py_ssize_t i

@@ -1,4 +1,4 @@
-"""What is known of a Parquet file without decoding it.
+"""Facts about a Parquet file that need no decoding.
 
 pyarrow's getters of column chunks end the process over encrypted or damaged metadata, so nulls are
 counted from the footer itself: https://parquet.apache.org/docs/file-format/metadata/, in Thrift's
@@ -22,14 +22,14 @@ _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _ST
 
 
 class FileFacts(NamedTuple):
-    """What tells a file from one that was written in its place later."""
+    """Facts that tell a file from another one written in its place later."""
 
     sign: Sign
     footer: bytes  # a digest of its metadata, which hold the schema and where all pages are
 
 
 class NullCounts(NamedTuple):
-    """How many nulls the columns of each row group have."""
+    """Numbers of nulls in the columns of each row group."""
 
     groups: list[dict[str, int]]  # by the names of columns; `_UNKNOWN` where no one has counted
     unknown: frozenset[int]  # groups with columns whose names are encrypted
@@ -188,7 +188,7 @@ class _Compact:
             yield number, head & 0x0F
 
     def list_length(self) -> int:
-        """That of a list whose items, structs or binaries, the caller reads."""
+        """Length of a list whose items, structs or binaries, the caller reads."""
         return self._list_head()[0]
 
     def _list_head(self) -> tuple[int, int]:

@@ -56,7 +56,7 @@ _TABLE = 0
 
 
 class Worker(Protocol):
-    """What is known of the rows that the calling thread fetches, and of those before."""
+    """The worker of the calling thread: its present rows, and earlier rows."""
 
     n_examples: int
 
@@ -131,10 +131,10 @@ class RowGroups:
 
     Parameters
     ----------
-    sources : where each group is; none is empty.
+    sources : places of the groups, none of which is empty.
     ends : int64 array (n,)
         Number of the row behind each group.
-    files : what was known of each file when the dataset was made, by its path.
+    files : facts about each file when the dataset was made, by its path.
     table, cells : descriptors of the two files, which all processes share. They stay open.
     """
 
@@ -167,7 +167,7 @@ class RowGroups:
         renew_in_child(self)
 
     def _begin(self) -> None:
-        """What belongs to this process alone."""
+        """Make the parts that belong to this process alone."""
         self._lock = threading.RLock()  # around `_mapped` and the columns' chunks
         self._mapped: dict[int, tuple[int, list[Any]]] = {}  # number of the load; decoded columns
         self._users: list[_User] = []
@@ -180,12 +180,12 @@ class RowGroups:
 
     @property
     def n_decoded(self) -> int:
-        """How many groups have been decoded so far, by all processes."""
+        """Number of groups decoded so far, by all processes."""
         return int(self._header[_N_DECODED])
 
     @property
     def n_cells(self) -> int:
-        """How many decoded groups are kept."""
+        """Number of decoded groups that are kept."""
         return int(self._header[_N_CELLS]) or min(DEFAULT_CELLS, len(self.ends))
 
     # ---- users

@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """What was read of a part."""
+    """Examples that were read of a part."""
 
     rows: list[Any]  #: those that are wanted
     size: int  #: how many there were, with the others

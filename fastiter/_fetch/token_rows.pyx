@@ -437,8 +437,8 @@ cdef class RowPlanner:
         return 1
 
     def segments(self, rows):
-        """Which parts of documents rows have: for each an int64 (k, 3) of document, start in it, and
-        length. None if one of them does not exist."""
+        """Parts of documents in rows: for each row an int64 (k, 3) of document, start in it, and
+        length. None if a row does not exist."""
         cdef Py_ssize_t n = 0, i
         cdef size_t k, stop
         cdef const int64_t *items = int64_items(rows, &n)

@@ -1,4 +1,4 @@
-"""Which example this thread is fetching: `fastiter.random.example_rng` asks for it, and what seeds
+"""The example that this thread is fetching: for `fastiter.random.example_rng`, and for seeding
 the global generators for each example.
 
 The code that fetches examples sets a context, for its thread or once for a worker process. Nothing

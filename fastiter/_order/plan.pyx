@@ -103,22 +103,22 @@ cdef class Plan:
     ----------
     indices : int64[batch], contiguous; None at the end of the iteration and with an error
     state : the state after this batch, and after those of the other ranks at this step
-    error : what the order sampler or ``len(dataset)`` raised, or None
-    work : what is being done for the batch, or None; any object, which the plan owns
-    progress : what was counted up to this batch, any value: by an iterator, what was skipped;
-        before the batch is made, up to the one before it
-    n_dropped : how many rows of the batch were skipped
+    error : exception of the order sampler or of ``len(dataset)``, or None
+    work : pending work for the batch, of any type, which the plan owns; or None
+    progress : counts up to this batch, any value (for an iterator, skipped examples);
+        before the batch is made, up to the batch before it
+    n_dropped : number of rows of the batch that were skipped
     outcome : the batch, or its `Failure`, from when it is made until it is delivered; else None
-    request : what the workers are told of the batch besides its indices, any object that can be
-        pickled; None for nothing
+    request : object for the workers besides the indices, of any type that can be pickled, or
+        None
     worker : the number of the only worker process that is offered the batch; -1: all are
-    seeds : bytes of uint64[batch + 1]: what seeds the generators for each example, and for the
-        converter; None where they are not seeded
+    seeds : bytes of uint64[batch + 1]: seeds of the generators for each example, and for the
+        converter; None if they are not seeded
     epoch, position, epoch_size : the last ``position`` rows are of ``epoch``, the ``epoch_size``
         rows before them of the epoch before, and so on
-    number : that of the batch in the epoch in which it begins, from 0, for messages
-    n_valid : how many rows, from the first one on, are no repetitions that fill an epoch up
-    n_valid_dropped : how many of these were skipped
+    number : number of the batch in the epoch in which it begins, from 0, for messages
+    n_valid : number of rows, from the first on, that are no repetitions to fill an epoch up
+    n_valid_dropped : number of these rows that were skipped
     """
 
     def __cinit__(self):
@@ -251,7 +251,7 @@ cdef class PlanQueue:
 
     @property
     def tail(self):
-        """What becomes of the last rows of an epoch: one of `TAILS`."""
+        """Treatment of the last rows of an epoch: one of `TAILS`."""
         return TAILS[self.tail_kind]
 
     # Each takes a reference of its own before a thread that delivers can drop the object.
@@ -263,7 +263,7 @@ cdef class PlanQueue:
 
     @property
     def progress(self):
-        """What was counted up to that batch. Any thread may ask."""
+        """The counts up to that batch. Any thread may read them."""
         with cython.critical_section(self):
             return self.current_progress
 
@@ -629,7 +629,7 @@ cdef class PlanQueue:
         return (left if self.tail_kind == TAIL_DROP else left + self.num_ranks - 1) // self.num_ranks
 
     cpdef int64_t n_steps(self, object cuts, int64_t position, int64_t size):
-        """How many steps an epoch has from a position on; one that goes on in the next is one."""
+        """Number of an epoch's steps from a position on; a step into the next epoch counts."""
         cdef int64_t ranks = self.num_ranks, whole = self.batch_size * ranks, k, m, n
         if cuts is None:
             n = (size - position) // whole
@@ -663,12 +663,12 @@ cdef class TurnPlanQueue(PlanQueue):
     """Plans of batches that one worker makes each, in turn.
 
     A state is a tuple that begins with the first seven items of `State`, whose position counts
-    batches; then come the worker of the last one, how many keys each worker has had, how many all
-    had, and how many the last batch had.
+    batches; then come the worker of the last batch, and the numbers of keys of each worker, of
+    all workers, and of the last batch.
 
     Attributes
     ----------
-    n_workers, rows : how many there are, and the rows of a batch at most
+    n_workers, rows : number of workers, and most rows of a batch
     order : int64[n], or an int n in place of the numbers below it. A batch has the next
         ``cutter.batch_size`` of them. None while the subclass plans all batches, by
         ``_advance(state)``, as it does those that the order is too short for

@@ -39,7 +39,7 @@ TOTAL_MAX = FI_MIXTURE_TOTAL_MAX
 
 @cython.final
 cdef class Interleaving:
-    """Which source each slot of a stretch draws from (csrc/order/fi_mixture.h), found as it is read.
+    """The source of each slot of a stretch (csrc/order/fi_mixture.h), found as it is read.
 
     ``weights`` add up to ``total`` and ``lags`` to 0; the stretch has ``size`` slots, and ``last`` slots
     are left until the end of its epoch. Takes 8 bytes per source for each BLOCK slots that were
@@ -100,7 +100,7 @@ cdef class Interleaving:
             PyErr_CheckSignals()
 
     def drawn(self):
-        """How often each source is drawn in the stretch, open slots apart: int64 array."""
+        """Number of draws of each source in the stretch, without open slots: int64 array."""
         last = (self.size - 1) // BLOCK_SLOTS
         self.block(last)
         return self.starts[last + 1].copy()

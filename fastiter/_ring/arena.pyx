@@ -98,7 +98,7 @@ cdef class Arena:
 
     @property
     def geometry(self):
-        """What `attach` needs besides the descriptors."""
+        """Arguments of `attach` besides the descriptors."""
         g = self.ring.geometry
         return (g.slots, g.workers, g.rows, g.schemas, g.slot_bytes)
 

@@ -193,7 +193,7 @@ cdef class ParentRing:
         fi_worker_stat_clear(self.arena.ring.worker_stats + worker)
 
     def report(self, uint32_t worker):
-        """What a worker says of itself now."""
+        """The present report of a worker about itself."""
         cdef fi_report report
         fi_worker_stat_read(self.arena.ring.worker_stats + worker, &report)
         return report
@@ -232,7 +232,7 @@ cdef class ParentRing:
         fi_trace_stop(&self.arena.ring)
 
     def trace_events(self, uint32_t worker):
-        """What a worker has recorded, the last 32,765 events of it, the oldest first.
+        """The last 32,765 events that a worker has recorded, the oldest first.
 
         Cheap rows that follow one another are one event. Kinds are fetch, write, finish and wait.
         """
@@ -755,7 +755,7 @@ cdef class BatchScheduler(ParentRing):
 
     @property
     def hedged(self):
-        """How many rows were fetched a second time, and of how many that was the first to end."""
+        """Number of rows fetched a second time, and of those whose second fetch ended first."""
         cdef uint32_t won = 0, hedged = fi_parent_hedged(&self.parent, &won)
         return hedged, won
 

@@ -55,7 +55,7 @@ cdef tuple NUMBERS = tuple(map(numpy.dtype, (numpy.int64, numpy.float64, numpy.b
 
 
 cpdef int dtype_traits(cnp.dtype dtype) except -1:
-    """What may be done with the bytes of a dtype's elements, as a sum of flags.
+    """Permitted uses of the bytes of a dtype's elements, as a sum of flags.
 
     COPYABLE: They mean the same in another process, or in another array of this dtype. The dtype is
         one of NumPy's own, without objects, and without metadata, which a column would lose.
@@ -82,7 +82,7 @@ cpdef bint is_plain_number(cnp.dtype dtype) except -1:
 
 
 cdef class Schema:
-    """What the rows of a slot hold, and where.
+    """Content and layout of the rows of a slot.
 
     Parameters
     ----------
@@ -91,8 +91,8 @@ cdef class Schema:
     specs : per field (kind, dtype or None, shape or number of dimensions). Objects that have both are
         lists of arrays, which are an array of that number of dimensions when padded together.
     rows : rows that a slot has room for.
-    subtypes : what the values of ARRAY and RAGGED fields are if not plain arrays, by the numbers of
-        the fields. They lie in the slot as arrays do.
+    subtypes : types of the values of ARRAY and RAGGED fields that are no plain arrays, by the
+        numbers of the fields. They lie in the slot as arrays do.
     """
 
     def __cinit__(self, int container, keys, specs, Py_ssize_t rows, subtypes=None):

@@ -35,19 +35,19 @@ _MEMORY_SHARE = 0.5  # of what is available, for what is added
 
 
 def most_workers(cpus: float) -> int:
-    """How many workers ``n_processes='auto'`` starts at most."""
+    """Most workers that ``n_processes='auto'`` starts."""
     wanted = max(8, math.ceil(_WORKERS_PER_CPU * cpus))
     return max(math.ceil(cpus), min(bottleneck.MOST_WORKERS, wanted))
 
 
 def first_workers(cpus: float) -> int:
-    """How many workers ``n_processes='auto'`` begins with."""
+    """Number of workers that ``n_processes='auto'`` begins with."""
     return max(1, min(_FIRST_WORKERS, round(cpus)))
 
 
 class Adjustable(Protocol):
-    """What fetches ahead: a pool of worker processes, or threads. Of these, only ``n_prefetch``
-    changes while it runs, of a pool ``n_processes`` too, of one on a cluster ``n_workers``."""
+    """A pool of worker processes, or threads, that fetch ahead. For threads, only ``n_prefetch``
+    changes; for a pool ``n_processes``, too, and for a pool on a cluster ``n_workers``."""
 
     def is_steady(self) -> bool:
         """Whether all workers that are wanted have loaded the dataset."""
@@ -140,7 +140,7 @@ class Tuner:
         return {}, ""
 
     def _allowed(self, pool: Adjustable, name: str, current: int, wanted: int) -> int:
-        """How many there may be next: at most twice as many, and as memory allows."""
+        """Next permitted number: at most twice as many, and as memory allows."""
         if name in self._futile or name not in self.most:
             return current
         count = min(wanted, 2 * current, self.most[name])
@@ -164,7 +164,7 @@ def private_bytes(pid: int) -> int:
 
 
 class Lookahead:
-    """How many batches threads fetch ahead: what a `Tuner` adjusts of them."""
+    """Number of batches that threads fetch ahead, which a `Tuner` adjusts."""
 
     def __init__(self, n_batches: int) -> None:
         self.n_batches = n_batches

@@ -60,7 +60,7 @@ _ADVICE = {
 
 
 class Diagnosis(NamedTuple):
-    """What limits the throughput, and what to change."""
+    """The limit of the throughput, and the settings to change."""
 
     verdict: Verdict
     advice: str
@@ -239,7 +239,7 @@ def _times(stats: IteratorStats) -> str:
 
 
 def _events(stats: IteratorStats) -> str:
-    """What happens rarely; most of it costs time."""
+    """Rare events, most of which cost time."""
     counts = {
         "errors": stats.errors,
         "skipped": stats.skipped,

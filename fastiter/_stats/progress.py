@@ -56,7 +56,7 @@ def progress(iterator: PlannedIterator, **options: Any) -> Progress:
 
 
 class Progress(Closing, Iterator[Any]):
-    """What `progress` returns."""
+    """The iterator that `progress` returns."""
 
     def __init__(self, iterator: PlannedIterator, options: dict[str, Any]) -> None:
         self._bar: Any = None

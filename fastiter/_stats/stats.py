@@ -17,7 +17,7 @@ Verdict = Literal["loader-bound", "consumer-bound", "balanced", "unknown"]
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStats:
-    """What one worker, a process or a thread, has done.
+    """Counters of one worker, a process or a thread.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class WorkerStats:
 
 
 class NodeStats(NamedTuple):
-    """What the workers on one node of a cluster have done."""
+    """Counters of the workers on one node of a cluster."""
 
     node: str  #: the first digits of Ray's name for it
     address: str
@@ -110,7 +110,7 @@ class NodeStats(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class IteratorStats:
-    """What an iterator has done, and whether the loop waited for it.
+    """Counters of an iterator, and the time that the loop waited for it.
 
     ``iterator.stats()`` counts since the first ``next()``; the difference ``later - earlier`` of
     two of them covers the time between. Counters are never reset. ``str()``, or `summary`, formats
@@ -267,7 +267,7 @@ class IteratorStats:
 
     @property
     def advice(self) -> str:
-        """What to do about it, in a sentence or two."""
+        """Advice, in a sentence or two."""
         return bottleneck.diagnose(self).advice
 
     @property
@@ -283,7 +283,7 @@ class IteratorStats:
         return self.summary()
 
     def __sub__(self, earlier: IteratorStats) -> IteratorStats:
-        """What happened between two ``stats()`` of one iterator."""
+        """Counters of the time between two ``stats()`` of one iterator."""
         if self.iterator != earlier.iterator or self.batches < earlier.batches:
             raise ValueError(
                 f"cannot subtract statistics of {earlier.iterator} after {earlier.batches} batches "
@@ -333,7 +333,7 @@ def _share(part: float, whole: float, most: float = 1.0) -> float:
 
 
 class LoaderStats(NamedTuple):
-    """What the workers of an iterator contribute to its `IteratorStats`."""
+    """The workers' part of the `IteratorStats` of an iterator."""
 
     workers_are: WorkerKind = "none"
     n_workers: int = 0

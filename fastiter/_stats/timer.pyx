@@ -13,7 +13,7 @@ ENDED = CALL_ENDED  # as the rows of a call: the iteration is over
 
 
 cdef class Timer:
-    """What the thread that iterates spends its time on.
+    """Times of the thread that iterates.
 
     `Loop` tells when a call of ``next()`` begins and ends. Any thread may call the other methods at
     any time; none of them blocks.
@@ -109,7 +109,7 @@ cdef class Timer:
         self.blocked = 0
 
     def pause(self):
-        """What follows, until the next call, is no part of a loop over batches."""
+        """Do not count the time until the next call as part of a loop over batches."""
         self.left = 0
 
     def read(self):

@@ -146,7 +146,7 @@ cdef class Position:
         self.start(row, rows)
 
     def end(self):
-        """What is limited has ended."""
+        """End the time that is limited."""
         self.since = 0
 
     def may_write(self):
@@ -174,7 +174,7 @@ cdef class CallCost:
             fi_call_cost_add(&self.cost, rows, nanoseconds)
 
     def claim(self, uint32_t n, uint32_t left, uint32_t share, uint32_t even):
-        """How many of the `left` unclaimed rows of a batch of `n` the next call should fetch.
+        """Number of the `left` unclaimed rows of a batch of `n` that the next call should fetch.
 
         `share` would be right if calls had no fixed cost; `even` rows leave as many for each thread
         that has no other batch to work on.

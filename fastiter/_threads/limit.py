@@ -25,7 +25,7 @@ logger = logging.getLogger("fastiter")
 
 
 class Claim(NamedTuple):
-    """What a thread works on: rows of a task, then perhaps its converter (`at.row` is -1)."""
+    """The work of a thread: rows of a task, then perhaps its converter (`at.row` is -1)."""
 
     task: BatchTask
     start: int
@@ -58,7 +58,7 @@ class TimeLimit:
         self._warned: dict[tuple[int, int], int] = {}  # by thread and begin, how often
 
     def allowed(self, index: int) -> int:
-        """How often an index may be fetched."""
+        """Number of attempts to fetch an index."""
         return 1 if index in self.given_up else 1 + self.n_retries
 
     def look(self, threads: Threads, goal: str) -> float:

@@ -39,7 +39,7 @@ _living: WeakObjects[Threads] = WeakObjects()
 
 
 class ThreadCounters:
-    """What one thread has done, and then the thread that takes its place."""
+    """Counters of one thread, and then of the thread that replaces it."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -148,13 +148,13 @@ class Threads:
     # -- threads that hang, by the thread that waits -------------------------------------------
 
     def claims(self) -> list[Claim]:
-        """What the threads work on now."""
+        """The present claims of the threads."""
         with self._lock:
             return list(self._claims.values())
 
     @property
     def n_abandoned(self) -> int:
-        """How many threads hang."""
+        """Number of hanging threads."""
         return sum(thread.is_alive() for thread in list(self._abandoned))
 
     def may_replace(self) -> bool:

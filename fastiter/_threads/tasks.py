@@ -42,7 +42,7 @@ _LOOK_SECONDS = 0.25
 
 
 class RowCost:
-    """How long a row of the dataset takes; shared by the tasks of an iterator."""
+    """Time that a row of the dataset takes; shared by the tasks of an iterator."""
 
     def __init__(self) -> None:
         self._ns = float(_LEAST_NS)  # per row
@@ -58,7 +58,7 @@ class RowCost:
 
 
 class Work(NamedTuple):
-    """What the tasks of an iterator have in common."""
+    """Facts that the tasks of an iterator have in common."""
 
     source: Source
     n_threads: int

@@ -1,4 +1,4 @@
-"""How many CPUs this process may use, by its affinity mask and its control groups."""
+"""Number of CPUs that this process may use, by its affinity mask and its control groups."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class BatchConverter(Protocol):
 
 
 class _FieldSteps(NamedTuple):
-    """What is done with the fields of a schema; made once for it."""
+    """Steps for the fields of a schema; made once for each schema."""
 
     schema: Schema | None
     steps: list[Step] | None  #: None: no columns are what concat_examples makes of these fields
@@ -86,9 +86,9 @@ class ConcatConverter:
         return 0
 
     def from_columns(self, lease: Lease) -> Any:
-        """What concat_examples returns: the columns of a batch, and the lengths it was asked for;
-        None where it would give something else, or an error about the padding, which `convert`
-        raises. Runs in the parent."""
+        """The result of concat_examples: the columns of a batch, and the requested lengths;
+        None if concat_examples would give another result, or an error about the padding, which
+        `convert` raises. Runs in the parent."""
         schema = lease.schema
         assert schema is not None
         _, steps, as_list, _ = self._plan_for(schema)

@@ -115,7 +115,7 @@ def _initial_hash_seed() -> dict[str, str]:
 
 
 def _preload_text(modules: list[str]) -> str:
-    """What `forkserver_preload` reads: a dict for `spawn.prepare`, and names of modules."""
+    """Text for `forkserver_preload`: a dict for `spawn.prepare`, and names of modules."""
     data = spawn.get_preparation_data("fastiter-forkserver")
     needed = {key: data[key] for key in _NEEDED if key in data}
     if "__main__" not in modules or not start_method.main_is_importable():
@@ -253,8 +253,8 @@ def give_up(seconds: float) -> None:
 
 
 class ProcessSettings(NamedTuple):
-    """What a forked worker would inherit from the program, and one of the server gets as the server
-    has had it since its start."""
+    """Settings that a forked worker would inherit from the program, and that a worker of the server
+    inherits as they were at the server's start."""
 
     environment: dict[bytes, bytes]
     umask: int | None
@@ -265,7 +265,7 @@ class ProcessSettings(NamedTuple):
 
     @classmethod
     def of_this(cls, main_module: dict[str, Any]) -> ProcessSettings:
-        """That of this process and thread."""
+        """Settings of this process and thread."""
         cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
         niceness = os.getpriority(os.PRIO_PROCESS, 0)

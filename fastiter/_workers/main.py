@@ -1,4 +1,4 @@
-"""What a worker process runs."""
+"""The main function of a worker process."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class SpawnedWorker(SpawnProcess):
 
 
 class Job(WithImage, Protocol):
-    """What the workers of a group work on: the same for all."""
+    """The work of a worker group: the same for all workers."""
 
     repeats: bool
     """Whether another worker repeats what one that is ended has not completed."""
     helper: int
     """Number of a worker that waits for others, so that no time limit is for it; -1: none."""
     end_seconds: float
-    """How long a worker may take to end by itself."""
+    """Seconds that a worker may take to end by itself."""
 
     def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
         """In the worker: gets ready, and gives the function that does the work. `seed` is this
@@ -133,7 +133,7 @@ def introduce(dataset: Any, worker_init: Any, number: int, workers: int, seed: i
 
 
 class WorkerArguments(NamedTuple):
-    """What one start of one worker is given."""
+    """Arguments of one start of one worker."""
 
     number: int
     workers: int  # how many there are

@@ -43,7 +43,7 @@ _SPIN = 100  # pauses, about 2 us
 
 
 class WaitLimit(Protocol):
-    """How long the pool may wait for a batch, and what it says then."""
+    """Limit of the time that the pool waits for a batch, and its message then."""
 
     def begin(self) -> None:
         """A wait begins."""
@@ -55,7 +55,7 @@ class WaitLimit(Protocol):
         """Whether to `look` now. Called after each sleep."""
 
     def look(self, goal: str) -> None:
-        """What is waited for takes long; may raise."""
+        """Called when the wait for `goal` takes long; may raise."""
 
     def end(self) -> None:
         """A wait ends."""
@@ -351,12 +351,12 @@ class Pool:
 
     @property
     def n_workers(self) -> int:
-        """How many workers there are, or will be when dead ones have been replaced."""
+        """Number of workers, including replacements of dead workers that are still to start."""
         return self._group.wanted
 
     def statistics(self, seconds: float) -> LoaderStats:
-        """What the workers have done in the last `seconds`. Takes no lock: any thread may ask, also
-        while another one waits for a batch, and after the end."""
+        """Counters of the workers for the last `seconds`. Takes no lock: any thread may call it,
+        also while another thread waits for a batch, and after the end."""
         ring, living = self.ring, not self.closed
         now = status.now()
         workers = []

@@ -148,7 +148,7 @@ class WorkerProcess:
         self.pidfd = -1
 
     def state(self) -> str:
-        """What the system says it is doing, for messages."""
+        """Its state as the system reports it, for messages."""
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat", "rb") as line:
             return _STATES.get(line.read().rpartition(b") ")[2][:1], WAITS)
         return WAITS
@@ -167,7 +167,7 @@ class WorkerProcess:
         return now - self._waits_since > _WAITS_SECONDS
 
     def _endless_waits(self) -> dict[str, bytes]:
-        """What each thread waits in, and how often it has waited; {} if one may go on."""
+        """System call and number of waits of each waiting thread; {} if a thread may go on."""
         waits = {}
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{self.pid}/task"):

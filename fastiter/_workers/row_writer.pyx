@@ -142,8 +142,8 @@ cdef class RowWriter(SlotWriter):
             return -1
 
     def claim(self):
-        """Which memory the batches of this worker are in, and where its present rows are in the order
-        of all: a number that grows."""
+        """Memory of the batches of this worker, and place of its present rows in the order
+        of all rows: a number that grows."""
         cdef WorkerRing end = self.end
         return self.memory, <object>(end.claim.q << 20 | end.claim.first)
 
@@ -163,7 +163,7 @@ cdef class RowWriter(SlotWriter):
         fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.claim.first))
 
     cdef object request(self):
-        """What the plan of the current batch tells besides its indices, or None."""
+        """The request in the plan of the current batch, besides its indices, or None."""
         cdef WorkerRing end = self.end
         cdef uint64_t offset = 0, size = 0
         if fi_slot_request(end.worker.ring, end.claim.slot, &offset, &size) != FI_OK:

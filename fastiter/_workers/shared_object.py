@@ -250,7 +250,7 @@ reduction.ForkingPickler.register(Shared, _through_multiprocessing)
 
 
 def share(obj: T) -> Shared[T]:
-    """What `fastiter.kernels.share` is."""
+    """Implementation of `fastiter.kernels.share`."""
     handle = Shared.reserve(obj, "a shared object", "share less of it, or let it read from files")
     handle.write()
     return handle
@@ -330,7 +330,7 @@ class Later(Generic[T]):
 
 
 class _Pickled:
-    """What becomes of it on the way."""
+    """A `Later` as its receiver gets it."""
 
     def __init__(self, data: bytes):
         self._data = data
@@ -351,7 +351,7 @@ class WithImage(Protocol):
 
 
 def instead_of(caller: Caller) -> str:
-    """What needs no image."""
+    """Alternative that needs no image, for messages."""
     return f"pass {caller.context}='fork', or {caller.instead}"
 
 
@@ -385,7 +385,7 @@ def _reserve(job: WithImage, remedy: str, pickler: type[pickle.Pickler]) -> Shar
 
 
 def _advice(part: object) -> str:
-    """What to do about an object that does not pickle."""
+    """Advice about an object that does not pickle."""
     if isinstance(part, (type, FunctionType, MethodType)) or "<locals>" in type(part).__qualname__:
         return (
             "Define it at module level (with cloudpickle installed, lambdas and local classes "

@@ -39,7 +39,7 @@ _warned = False  # whether this program was warned of an unsafe fork
 
 
 class Caller(NamedTuple):
-    """What starts workers, in the words of the advice that messages give."""
+    """The code that starts workers, in words for the advice in messages."""
 
     context: str = "context"  # its argument that takes the start method
     early: str = "iterator.start()"  # the call that starts the workers
@@ -84,8 +84,8 @@ class Start(NamedTuple):
 
 
 def default_method() -> str:
-    """What `multiprocessing.set_start_method` has set, else the interpreter's default. Asking
-    multiprocessing itself would set it to the latter."""
+    """Method set by `multiprocessing.set_start_method`, else the interpreter's default. Asking
+    multiprocessing itself would set this default."""
     return (
         multiprocessing.get_start_method(allow_none=True)
         or multiprocessing.get_all_start_methods()[0]
@@ -100,8 +100,8 @@ def choose(context: str | None, caller: Caller) -> Start:
 
 
 def why_not_fork(harmless: int = 0) -> str | None:
-    """What may make a fork of this process unsafe at this moment; None if nothing is known.
-    ``harmless`` native threads are known to be so."""
+    """Reason why a fork of this process may be unsafe at this moment; None if none is known.
+    ``harmless`` native threads are known to be harmless."""
     native = thread_limits.threads_lost_in_forks(harmless)
     if native:
         return f"{native} threads of native libraries live in this process"
@@ -124,7 +124,7 @@ def why_not_fork(harmless: int = 0) -> str | None:
 
 
 def _why_no_server() -> str:
-    """What keeps a fork server from starting workers; "" if nothing is known."""
+    """Reason why a fork server cannot start workers; "" if none is known."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "this system has no fork server"
     if _main_file() is None:

@@ -63,8 +63,8 @@ def names_of_threads() -> str:
 
 
 def names_of_native_threads() -> list[str]:
-    """What the system calls the threads of this process that Python does not know; none where it
-    does not tell."""
+    """System's names of the threads of this process that Python does not know; empty if the system
+    does not report them."""
     names = []
     for task in _tasks() - {thread.native_id for thread in threading.enumerate()}:
         with contextlib.suppress(OSError):  # it has ended

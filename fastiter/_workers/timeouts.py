@@ -117,8 +117,8 @@ class Timeouts:
         return report["pid"] == worker.pid or report["ready"] == worker.start
 
     def _step(self, worker: WorkerProcess, report: Report, now: float) -> int | None:
-        """What the worker does: an index of the dataset, or one of those numbers below 0 that stand
-        for another step; None if it waits for work."""
+        """Present step of the worker: an index of the dataset, or a number below 0 for
+        another step; None if it waits for work."""
         if not self._has_begun(worker, report):
             return status.STARTING
         if worker.born <= report["since"] / 1e9 <= now:
@@ -242,7 +242,7 @@ class Timeouts:
 
 
 def step_text(step: int) -> str:
-    """What has taken long."""
+    """Name of the step that has taken long."""
     if step >= 0:
         return f"the dataset has been busy with index {step}"
     return {

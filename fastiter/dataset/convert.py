@@ -52,7 +52,7 @@ def concat_examples(
     batch : sequence
         At least one example.
     device : device, optional
-        Where to send the arrays; see `to_device`.
+        Device that the arrays are sent to; see `to_device`.
     padding : object, tuple or dict, optional
         Fill value for examples that are smaller than the largest one. A padded field has the dtype
         of the first example, a padded field of lists the promoted one. Without padding, shapes must

@@ -1,4 +1,4 @@
-"""Which files a source names: paths, patterns, and folders as their writers have left them."""
+"""Files that a source names: paths, patterns, and folders as their writers have left them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _saved_files(folder: str, saved: list[Any]) -> list[str]:
 
 
 def _json(path: str) -> dict[str, Any]:
-    """What a file of JSON holds; nothing if there is no such file."""
+    """Content of a JSON file; empty if there is no such file."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)

@@ -139,7 +139,7 @@ def _magic(path: str) -> bytes:
 
 
 class ParquetFiles(NamedTuple):
-    """What Parquet files have in them."""
+    """Content of Parquet files."""
 
     schema: Any
     sources: list[row_groups.GroupPlace]
@@ -150,8 +150,8 @@ class ParquetFiles(NamedTuple):
 def parquet_files_of(
     source: Any, before: Mapping[str, parquet_files.FileFacts] | None
 ) -> ParquetFiles | None:
-    """What is known of Parquet files without decoding them; None for other sources. ``before``: by
-    path, what was known when the dataset was made."""
+    """Facts about Parquet files that need no decoding; None for other sources. ``before``: by
+    path, the facts known when the dataset was made."""
     if not isinstance(source, Paths) or not any(_magic(p)[:3] == b"PAR" for p in source):
         return None
     parquet: Any = imported("pyarrow.parquet")

@@ -447,7 +447,7 @@ class ArrowDataset(DatasetMixin):
         return found
 
     def _nulls_in(self, name: str, kind: Any, chunks: list[Any], rows: Any, first: int) -> _Nulls:
-        """Which nulls there are in `rows` of chunks, the first of whose rows has number `first`."""
+        """Nulls in `rows` of chunks, whose first row has number `first`."""
         row = arrow_types.first_row(chunks, rows, arrow_types.null_rows)
         element = arrow_types.first_row(chunks, rows, arrow_types.null_elements)
         row = None if row is None else first + row
@@ -485,7 +485,7 @@ def _decoded(array: Any) -> Any:
 
 
 class _Nulls(NamedTuple):
-    """Which nulls a column has in the rows of the dataset."""
+    """Nulls of a column in the rows of the dataset."""
 
     rows: bool
     elements: bool  #: in lists

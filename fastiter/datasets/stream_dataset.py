@@ -120,7 +120,7 @@ class StreamDataset:
         return other
 
     def name(self, shard: int) -> str:
-        """What messages call a shard."""
+        """Name of a shard in messages."""
         return f"shard {self.shards[shard]!r:.200}"
 
     def order(self, epoch: int) -> list[int]:

@@ -23,7 +23,7 @@ class ZippedImageDataset(Closing, DatasetMixin):
     ----------
     zipfilename : str or path-like
         The archive; a relative path is resolved at once. OSError if it cannot be read, BadZipFile
-        if it is none.
+        if it is no zip archive.
     dtype : dtype, optional
         See `ImageDataset`.
     """

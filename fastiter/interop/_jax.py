@@ -31,7 +31,7 @@ def as_jax(iterator: Iterable[Any], sharding: Any = None) -> JaxIterator:
         arrays, such as a `fastiter.torch.DataLoader`, that does not write into a batch it has
         returned; its batches are transferred when they are asked for, not ahead.
     sharding : jax.sharding.Sharding, optional
-        How the global arrays are laid out over devices, usually a ``NamedSharding`` that divides
+        Layout of the global arrays over devices, usually a ``NamedSharding`` that divides
         the first axis. Each process gives its own part of the batch, of the same length in all
         processes, as to ``jax.make_array_from_process_local_data``. None: arrays of this process,
         on JAX's default device.
@@ -58,7 +58,7 @@ class JaxIterator(EpochLoops):
       array, stays unchanged.
     - Arrays of other libraries, such as CuPy and torch, go through DLPack.
     - An array never changes. On the CPU it may share the memory of the batch, which it then keeps
-      alive; what is copied to a device keeps that memory until the copy has ended.
+      alive; a copy to a device keeps that memory until the copy has ended.
 
     All attributes and methods are those of the wrapped iterator, ``iterator``, or loader. They tell
     of the batch that was returned last, not of the one ahead, and so does a saved state. Each

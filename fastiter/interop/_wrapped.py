@@ -1,4 +1,4 @@
-"""What the adapters share: wrappers of iterators, nested structures, and optional imports."""
+"""Common parts of the adapters: wrappers of iterators, nested structures, and optional imports."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _MOST_EXAMPLES = 1 << 62
 
 
 class Address(NamedTuple):
-    """Which examples the batch of a step has."""
+    """The examples of the batch of a step."""
 
     step: int  #: counted from 0, over all epochs
     rank: int

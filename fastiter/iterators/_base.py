@@ -277,7 +277,7 @@ class PlannedIterator(Loop, IteratorProperties):
         """
 
     def _loader_stats(self, seconds: float) -> LoaderStats:
-        """What workers have done in `seconds`. Any thread may ask, without the lock."""
+        """Counters of the workers for `seconds`. Any thread may call it, without the lock."""
         return LoaderStats()
 
     def _trace_workers(self, on: bool) -> None:

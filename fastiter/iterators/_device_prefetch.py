@@ -45,13 +45,13 @@ class PrefetchingIterator(PlannedIterator):
 
     @property
     def on_timeout(self) -> OnTimeout:
-        """What becomes of a worker that takes longer than `dataset_timeout`."""
+        """Treatment of a worker that takes longer than `dataset_timeout`."""
         return self._on_timeout
 
     @property
     def n_retries(self) -> int:
-        """How often an example that takes too long is fetched again, where `on_timeout` is
-        'retry'."""
+        """Number of further attempts to fetch an example that takes too long, with
+        `on_timeout='retry'`."""
         return self._n_retries
 
     def _reading_arguments(self, store: PartStore, n_workers: int) -> dict[str, Any]:

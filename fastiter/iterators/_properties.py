@@ -1,4 +1,4 @@
-"""What an iterator tells of itself: its arguments, where it stands, which examples batches have."""
+"""Properties of iterators: arguments, position, and the examples of batches."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class IteratorProperties(Iterator):
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks share each step."""
+        """Number of ranks that share each step."""
         return self._planner.num_ranks
 
     @property
@@ -100,7 +100,7 @@ class IteratorProperties(Iterator):
 
     @property
     def valid(self) -> npt.NDArray[np.bool_] | None:
-        """Which examples of the last batch are to be counted: bool[batch].
+        """True for the examples of the last batch that are to be counted: bool[batch].
 
         False only with ``tail='mask'``, for those that repeat the epoch's first ones to give all
         ranks as many. None before the first batch, and after a state was loaded.

@@ -1,4 +1,4 @@
-"""What becomes of examples that fail: the decision, its limit, and the list of those skipped.
+"""Treatment of examples that fail: the decision, its limit, and the list of skipped examples.
 
 All of it runs in the thread that calls ``next()``, batch after batch in the order of delivery, and
 row after row. So it does not depend on the number of workers and of batches fetched ahead.
@@ -35,7 +35,7 @@ class Skipped(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """What an ``on_error`` callable returns to have another example stand in for a failed one."""
+    """Result of an ``on_error`` callable: an example that replaces the failed one."""
 
     example: Any
 
@@ -80,7 +80,7 @@ class SkipState(NamedTuple):
     records: Mapping[int, Skipped] = {}  #: by dataset index, in the order of the first skip
 
     def saved(self) -> dict[str, Any]:
-        """What a snapshot holds: numbers and texts that JSON takes."""
+        """Entry of a snapshot: numbers and texts that JSON takes."""
         records = [list(record) for record in self.records.values()]
         return {"epoch": self.epoch, "count": self.n_skipped, "records": records}
 

@@ -71,7 +71,7 @@ _ABSENT: Any = object()  # what a key has that is not in the snapshot
 
 
 class Snapshot(NamedTuple):
-    """What a snapshot holds."""
+    """Content of a snapshot."""
 
     state: State
     seed: Seed
@@ -127,7 +127,7 @@ def exchange(
 
 
 def as_dict(current: Snapshot, planner: Planner) -> dict[str, Any]:
-    """What `exchange` saves, of plain types that JSON has.
+    """State that `exchange` saves, in plain types that JSON has.
 
     An order is a text; where orders have numbers, the record alone says all.
     """
@@ -391,7 +391,7 @@ def _loaded(
 
 
 def _ask_json(serializer: Any, key: str) -> Any:
-    """What is stored as JSON in an array of bytes, or as it is; None if the snapshot has none."""
+    """Value stored as JSON in an array of bytes, or as it is; None if the snapshot has none."""
     stored = _ask(serializer, key, None)
     if stored is None or stored is _ABSENT:
         return None
@@ -413,7 +413,7 @@ def unreadable(key: str, error: Exception) -> ValueError:
 
 
 def loaded_cuts(stored: Any) -> dict[str, Any]:
-    """What `_saved_cuts` has made; empty if the snapshot has none."""
+    """Result of `_saved_cuts`; empty if the snapshot has none."""
     if stored is None:
         return {}
     try:
@@ -483,7 +483,7 @@ def _holds_since(anchor: Anchor, epoch: int, cuttings: Sequence[Any], planner: P
 
 
 def _loaded_record(serializer: Callable[[str, Any], Any], order: Any) -> Record | None:
-    """What the snapshot tells of the sampler; it may stand in the place of the order."""
+    """Record of the sampler in the snapshot; it may replace the order."""
     if order is not _ABSENT and not is_virtual(order):
         record = Record.of(order)
         if record is not None:
@@ -558,7 +558,7 @@ def _check_growth(told: int, dataset_size: int, *, strict: bool) -> None:
 
 
 def _difference(record: Record, sampler: SeededSampler, saved_seed: Seed, saved_sizes: Any) -> str:
-    """Which of them differs, as far as the snapshot tells."""
+    """Text that says which argument differs, as far as the snapshot shows."""
     if isinstance(sampler, CallableBatches) and record.kind == sampler._KIND:
         return f" (batch_sampler({record.n_drawn - 1}) gives other batches)"
     if record.kind != sampler._KIND:
@@ -655,7 +655,7 @@ def _ask(serializer: Callable[[str, Any], Any], key: str, value: Any) -> Any:
 
 
 def _ask_order(serializer: Callable[[str, Any], Any], current: Order | None) -> Any:
-    """What is stored as the order; ``current`` if the serializer was told to leave it alone."""
+    """Stored order; ``current`` if the serializer leaves it alone."""
     answered = []
     for key in _ORDER_KEYS:
         stored = _ask(serializer, key, None)

@@ -51,7 +51,7 @@ class Anchor(NamedTuple):
 
 
 class Holes(NamedTuple):
-    """What was missing in a state that was loaded: batches that others have overtaken."""
+    """Batches missing in a loaded state, which others have overtaken."""
 
     saved: dict[str, Any]  #: the state
     numbers: tuple[int, ...]  #: of the bits of these batches, in the order of their delivery
@@ -114,7 +114,7 @@ def row_epochs(plan: Plan) -> Indices:
 
 
 def converter_seed(seed: Seed, step: int, rank: int) -> bytes:
-    """What seeds the generators for the converter of a batch, as bytes of a uint64."""
+    """Seed of the generators for the converter of a batch, as bytes of a uint64."""
     from fastiter._order import permutation
 
     first, second = permutation.example_words(seed, _CONVERTERS, 0)[:2].tolist()
@@ -449,7 +449,7 @@ class Planner(PlanQueue):
         return examples.tobytes() + converter_seed(self.example_seed, step, self.rank)
 
     def _repeats_in(self, order: Order, start: int, stop: int) -> Indices:
-        """How often the index at each position of an order was drawn before in its epoch; in a
+        """Number of earlier draws in the epoch of the index at each position of an order; in a
         mixture the pass through its source."""
         if self._repeats[0] is not order:
             self._repeats = order, repeats_of(self._order_sampler, order)

@@ -231,7 +231,7 @@ class StreamPlanner(Planner):
         return Plan(shards, after, None, places, **given)
 
     def _share(self, rows: int) -> int:
-        """How many of a step's examples each rank gets."""
+        """Number of a step's examples for each rank."""
         ranks = self.num_ranks
         if rows == self.batch_size * ranks:
             return self.batch_size
@@ -255,7 +255,7 @@ class StreamPlanner(Planner):
         self._is_ahead = False  # whether a batch is planned only to mark its examples
 
     def _keep(self, turn: int, start: int, stop: int) -> bytes | None:
-        """Which examples of a part are this rank's; None if that would take long to tell."""
+        """This rank's examples of a part; None if finding them would take long."""
         most = self._ahead.step + _MOST_AHEAD
         while not self._is_decided(turn, stop):
             if self._ahead.step == most:
@@ -380,7 +380,7 @@ class StreamPlanner(Planner):
         }
 
     def _facts(self) -> dict[str, Any]:
-        """What order and examples follow from."""
+        """Facts from which order and examples follow."""
         stream, seed = self.stream, self.example_seed
         facts = {
             "version": _VERSION,

@@ -30,14 +30,14 @@ Lanes = tuple[tuple[int, int], ...]  #: turn, and the next example in it
 
 
 class Front(NamedTuple):
-    """How far the examples are merged."""
+    """Position up to which the examples are merged."""
 
     lanes: Lanes  #: those that are open
     following: range  #: turns that are opened after them
 
 
 class _Turn:
-    """What was read of a turn: the examples from ``start`` on."""
+    """Examples that were read of a turn, from ``start`` on."""
 
     def __init__(self, start: int, states: list[tuple[int, Any]]) -> None:
         self.start = start
@@ -68,7 +68,7 @@ class Parts:
 
 
 def reader_of(stream: StreamDataset) -> ShardReader:
-    """What reads the shards of a stream."""
+    """Reader of the shards of a stream."""
     most = 2 * stream.interleave + 1
     return ShardReader(stream.shards, stream.open_shard, most, stream.seeds)
 
@@ -119,7 +119,7 @@ class PartQueue(PlanQueue):
 
 
 class PartStore:
-    """What was read of the open turns, and those after them.
+    """Examples that were read of the open turns, and of turns after them.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class PartStore:
     rows : int
         Examples that all ranks take in a step.
     timer : Timer
-        Of the iterator, told of each wait.
+        Timer of the iterator, called at each wait.
     """
 
     def __init__(self, stream: StreamDataset, rows: int, timer: Timer) -> None:
@@ -149,7 +149,7 @@ class PartStore:
         self.keep: Callable[[int, int, int], bytes | None] = lambda number, start, stop: None
 
     def parts_ahead(self, n_batches: int, n_workers: int) -> int:
-        """How many parts are read ahead for a number of batches: some for each worker."""
+        """Number of parts to read ahead for a number of batches: some for each worker."""
         n_rows = n_batches * self._step_rows
         return min(MOST_PREFETCH, max(2 * n_workers, -(-n_rows // self.rows)))
 
@@ -196,7 +196,7 @@ class PartStore:
     # ---- what the merge asks
 
     def available(self, number: int, position: int) -> int:
-        """How many examples of a turn are known to be there, from a position on."""
+        """Number of examples of a turn that are known to exist, from a position on."""
         lengths = self.stream.lengths
         if lengths is not None:
             return lengths[self.shard(number)] - position
@@ -331,7 +331,7 @@ class PartStore:
         return None if lengths is None else lengths[self.shard(number)]
 
     def shard(self, number: int) -> int:
-        """Which shard a turn reads."""
+        """Shard that a turn reads."""
         epoch, place = divmod(number, len(self.stream.shards))
         if epoch not in self._orders:
             while len(self._orders) > 2:
@@ -341,7 +341,7 @@ class PartStore:
 
 
 def _failure_of(error: Any, facts: str) -> Failure:
-    """What a shard has raised, here or in a worker process, with its place."""
+    """Exception of a shard, raised here or in a worker process, with its place."""
     if isinstance(error, tuple):
         return load(error, facts)
     failure = Failure.of(error, facts)

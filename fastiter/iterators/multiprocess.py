@@ -296,7 +296,7 @@ class MultiprocessIterator(PrefetchingIterator):
 
     @property
     def worker_init(self) -> Callable[[int], Any] | None:
-        """What each worker calls when it starts."""
+        """Callable that each worker calls when it starts."""
         return self._worker_init  # type: ignore[no-any-return]
 
     def start(self) -> None:
@@ -413,7 +413,7 @@ class MultiprocessIterator(PrefetchingIterator):
             return Failure.of(error)
 
     def _in_caller(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function returns that may have to convert the batch, or its `Failure`."""
+        """Result, or `Failure`, of a function that may have to convert the batch."""
         if isinstance(self._source.converter, SeededCall):
             return self._capture(plan, function, *arguments)
         return capture(function, *arguments)
@@ -562,7 +562,7 @@ class MultiprocessIterator(PrefetchingIterator):
 
 
 class _Remains(NamedTuple):
-    """What is asked of a pool when it is gone."""
+    """Statistics and traces of a pool that is gone."""
 
     stats: LoaderStats
     traces: WorkerTraces

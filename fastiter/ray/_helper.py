@@ -57,7 +57,7 @@ class RemotePart:
     workers: list[Remote] = dataclasses.field(default_factory=list)  # that have it now
 
     def asked(self) -> Asked:
-        """What a worker is told."""
+        """Request to a worker for these rows."""
         n, last, seeds = self.place[2], self.first + len(self.indices), self.batch.seeds
         epoch, position, size = self.batch.origin  # after the batch; now after these rows
         epochs, position = divmod(position - (n - last), max(1, size))
@@ -429,7 +429,7 @@ def _rows_of(parts: Iterable[RemotePart]) -> int:
 
 
 def _resources() -> list[dict[str, float]]:
-    """What each living node has."""
+    """Resources of each living node."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 

@@ -1,5 +1,5 @@
-"""What the processes of this machine work on, and tell each other: the helper, the local workers,
-and the program."""
+"""Work and messages of the processes of this machine: the helper, the local workers, and the
+program."""
 
 from __future__ import annotations
 

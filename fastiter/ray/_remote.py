@@ -1,4 +1,4 @@
-"""What a worker on a node of the cluster runs."""
+"""The main function of a worker on a node of the cluster."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ NO_BEAT = Beat("", "", 0)
 
 
 def versions() -> str:
-    """What has to be the same on all nodes."""
+    """Versions that have to be the same on all nodes."""
     python = "Python {}.{}".format(*sys.version_info)
     return f"{python}, NumPy {np.__version__}, fastiter {sys.modules['fastiter'].__version__}"
 
@@ -146,7 +146,7 @@ class NodeWorker:
 
     @ray.method(concurrency_group="beat")  # type: ignore[untyped-decorator]
     def beat(self, pause: float, limit: float | None) -> Beat:
-        """What goes on after a pause, with the stack if it takes more than `limit`."""
+        """Present step after a pause, with the stack if it takes more than `limit`."""
         time.sleep(pause)
         step, since, stack = status.LOADING, self._loads_since, ""
         if self._ring is not None:

@@ -41,8 +41,8 @@ def multiprocess_reader(
         may hold one more. 0 sets no limit. In any case, samples in shared memory take up to 8 MiB
         for each reader, or two samples if they are larger.
     context : str or multiprocessing context, optional
-        How processes are started: "fork", "spawn" or "forkserver"; by default by the method of
-        `multiprocessing`. "safe" for the same, but for a fork server in the place of a fork that
+        Start method of the processes: "fork", "spawn" or "forkserver"; by default the method of
+        `multiprocessing`. "safe": the same, except that a fork server replaces a fork that
         may be unsafe. Under fork, readers may be any callables; else they must be picklable (with
         cloudpickle installed, lambdas and closures are).
 

@@ -424,7 +424,7 @@ class TokenDataset(DatasetMixin):
         return self._as_columns()
 
     def _decides(self) -> tuple[Any, ...]:
-        """What decides the rows besides the seed."""
+        """Arguments that decide the rows besides the seed."""
         arguments = tuple(sorted(self._arguments.items()))
         return self._method, self._length, arguments, self._added, self.n_tokens, self.n_documents
 

@@ -1,4 +1,4 @@
-"""What `default_collate` makes of a batch, made in place: each leaf is a column of the slot."""
+"""The result of `default_collate`, made in place: each leaf is a column of the slot."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ValueColumns(ArrowDataset):
 
 
 class ColumnsCollate(ConcatConverter):
-    """What stands for `default_collate` where a dataset consists of Arrow columns: arrays by
+    """Replacement of `default_collate` for a dataset that consists of Arrow columns: arrays by
     concat_examples' rules and the dataset's padding, as tensors."""
 
     def __init__(self, padding: Padding) -> None:
@@ -152,7 +152,7 @@ class ValuesCollate(ColumnsCollate):
 
 
 def converter_for(collate_fn: Any, dataset: Any) -> DefaultCollate | ConcatConverter | None:
-    """What makes the batches of a ``collate_fn`` from columns; None if it has to be called."""
+    """Converter that replaces a ``collate_fn`` over columns; None if it has to be called."""
     concat = concat_of(collate_fn)
     if concat is not None:
         return ConcatConverter(*concat.for_dataset(dataset), False)
@@ -165,7 +165,7 @@ def converter_for(collate_fn: Any, dataset: Any) -> DefaultCollate | ConcatConve
 
 
 def collate_of(collate_fn: Any, dataset: Any) -> Any:
-    """What is called with the examples of a batch for a ``collate_fn``."""
+    """Callable that gets the examples of a batch for a ``collate_fn``."""
     converter = converter_for(collate_fn, dataset)
     return converter if isinstance(converter, ColumnsCollate) else collate_fn
 

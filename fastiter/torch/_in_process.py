@@ -149,7 +149,7 @@ class InProcessIterator(LoaderIterator):
         return self._collate(self._fetcher.fetch(keys))
 
     def _fetched_of_stream(self, keys: Any) -> Any:
-        """What torch's fetcher gives. Examples that an interrupted call has drawn are kept."""
+        """Result of torch's fetcher. Examples that an interrupted call has drawn are kept."""
         fetcher, examples = self._fetcher, self._examples
         size = len(keys) if self._auto_collation else 1
         if not fetcher.ended:

@@ -77,7 +77,7 @@ class WorkersIterator(LoaderIterator):
         self._begin(resume)
 
     def _rows_of(self, loader: DataLoader[Any]) -> tuple[int, Any]:
-        """How many examples a batch from columns has at most, and what makes it of them; 0 if
+        """Most examples in a batch from columns, and its converter; 0 if
         whole batches have to be made one by one."""
         rows = getattr(self._index_sampler, "batch_size", None)
         if (
@@ -351,8 +351,8 @@ def _died(error: WorkerDiedError, plan: Plan) -> RuntimeError:
 
 
 def _error_of(failure: Failure, plan: Plan) -> Any:
-    """What an example's failure raises: as in torch's loader, its type, with the worker's traceback
-    as its text. The failure stays as it is."""
+    """Exception for an example's failure: as in torch's loader, its type, with the worker's
+    traceback as its text. The failure stays as it is."""
     error = failure.error
     if isinstance(error, WorkerDiedError):
         return _died(error, plan)
@@ -366,8 +366,9 @@ def _error_of(failure: Failure, plan: Plan) -> Any:
 
 
 def _raised_by(wrapper: ExceptionWrapper) -> Exception:
-    """What torch raises for an exception of a worker: of its class if that takes a text, else a
-    RuntimeError. An error of the class' own that torch lets through would hide the text."""
+    """Exception that torch raises for an exception of a worker: of its class if the class takes a
+    text, else a RuntimeError. An error of the class' own that torch lets through would hide the
+    text."""
     error: Exception = capture(wrapper.reraise).error
     if type(error) is wrapper.exc_type or isinstance(error, RuntimeError):
         return error

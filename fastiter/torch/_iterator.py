@@ -1,4 +1,4 @@
-"""What both ways to fetch have in common: the sampler, its random numbers, and the end."""
+"""Common parts of both ways to fetch: the sampler, its random numbers, and the end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Kept:
-    """What a loader keeps of its last iteration."""
+    """Facts that a loader keeps of its last iteration."""
 
     def __init__(self) -> None:
         self.iterator: weakref.ref[LoaderIterator] | None = None
@@ -109,8 +109,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         return Keys(self._index_sampler, iterator, self._generators, main, rows)
 
     def _facts_of(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
-        """What is known of the epoch when it begins. Samplers that are not torch's may take long to
-        tell their length: they are asked when the state is."""
+        """Facts known about the epoch when it begins. Samplers that are not torch's may take long
+        to count their keys: their length is taken with the state."""
         return loader._facts() if is_torchs(drawn_from(loader._index_sampler)) else None
 
     @property

@@ -87,7 +87,7 @@ class IteratedKeys:
     ----------
     sampler : any iterable.
     iterator : Iterator, optional
-        Its iterator; else that is made for the first key, as by torch's `BatchSampler`.
+        Iterator of the sampler. None: made for the first key, as by torch's `BatchSampler`.
     """
 
     order = None
@@ -186,14 +186,14 @@ class Keys:
 
     Parameters
     ----------
-    sampler, iterator : what the loader draws from, and its iterator.
+    sampler, iterator : sampler of the loader, and its iterator.
     generators : list of torch.Generator
-        What the sampler may draw from.
+        Generators that the sampler may draw from.
     main : dict, optional
-        What `state` has returned, if the iteration goes on from there. Batches that were delivered
+        Result of `state`, if the iteration goes on from there. Batches that were delivered
         before are left out.
     rows : EpochRows, optional
-        What gives the indices that tell the epoch.
+        Source of the indices from which the epoch is known.
     """
 
     _drops = False

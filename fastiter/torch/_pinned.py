@@ -95,7 +95,7 @@ def _event_of(device: int) -> torch.cuda.Event:
 
 
 def pinned_slots(arena: Arena) -> PinnedSlots | None:
-    """What registers the slots of an arena; None where CUDA is missing, or too old for it."""
+    """Registration of the slots of an arena; None if CUDA is missing or too old."""
     if not torch.cuda.is_available() or cuda_driver() is None:
         return None
     return PinnedSlots(arena)

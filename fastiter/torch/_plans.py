@@ -1,4 +1,4 @@
-"""Which batch comes next, which worker makes it, and where the iteration stands when it comes."""
+"""Plans of batches: keys, worker, and the position of the iteration after each batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Planned(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """What was delivered."""
+    """State of the iteration after the batch delivered last."""
 
     n_yielded: int  #: batches
     states: tuple[dict[str, Any], ...]  #: of the workers
@@ -74,7 +74,7 @@ class Plans(TurnPlanQueue):
         Parameters
         ----------
         keys : the sampler's keys.
-        start, progress : where it begins.
+        start, progress : position at which the epoch begins.
         asks_first : whether each worker is asked for its state before the first batch.
         """
         self.keys = keys
@@ -149,14 +149,14 @@ class Plans(TurnPlanQueue):
         return [(one.position - 1, one.n_keys - one.size, one.size) for one in states]
 
     def pending_by_worker(self) -> list[int]:
-        """How many of these each worker has."""
+        """Number of pending batches of each worker."""
         counts = [0] * self.n_workers
         for plan in self._batches(None):
             counts[plan.worker] += 1
         return counts
 
     def keys_by_worker(self, delivered: Plan | None = None) -> list[int]:
-        """How many keys each worker's batches had that were delivered; ``delivered`` was."""
+        """Number of keys in each worker's delivered batches, ``delivered`` among them."""
         counts = list(self.planned.n_made)
         for plan in self._batches(delivered):
             counts[plan.worker] -= plan.state.size

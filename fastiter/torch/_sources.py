@@ -1,4 +1,4 @@
-"""What an iteration fetches from: the dataset, or the Arrow columns of a Hugging Face dataset."""
+"""Sources of an iteration: the dataset, or the Arrow columns of a Hugging Face dataset."""
 
 from __future__ import annotations
 

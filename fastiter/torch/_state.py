@@ -50,7 +50,7 @@ def refuse_lack(*states: dict[str, Any] | None) -> None:
 
 
 def state_of(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, Any]:
-    """What a worker has to know to go on from here."""
+    """State from which a worker can go on."""
     fetcher_state = None
     of_dataset = dataset
     if kind == _DatasetKind.Iterable:
@@ -142,8 +142,8 @@ def own_rank() -> int:
 
 
 def program_state(is_drawn_from: bool) -> dict[str, Any]:
-    """What is asked of the program when a state is saved: its generator's state, if the loader
-    draws from that one."""
+    """The program's part of a state: its generator's state, if the loader
+    draws from this generator."""
     generators = [torch.default_generator] if is_drawn_from else []
     return {"_global_state": states_of(generators), "_rank": own_rank()}
 
@@ -191,7 +191,7 @@ def is_torchs(sampler: Any) -> bool:
 
 
 def facts_of(sampler: Any, dataset: Any, is_iterable: bool) -> dict[str, Any]:
-    """What decides which keys an epoch has: of a loader's index sampler, and its dataset."""
+    """Facts about a loader's index sampler and dataset that decide the keys of an epoch."""
     inner = drawn_from(sampler)
     module = type(inner).__module__.replace("__mp_main__", "__main__")  # in a spawned process
     given = getattr(inner, "__dict__", {})
@@ -281,7 +281,7 @@ class Resume(NamedTuple):
         return hold_state(self.workers)
 
     def keys_by_worker(self, n_workers: int) -> list[int]:
-        """How many keys each worker has had in the epoch."""
+        """Number of keys that each worker has had in the epoch."""
         return list(self.main.get("_keys_by_worker", [0] * n_workers))
 
     def agreeing(self, facts: dict[str, Any]) -> Resume:

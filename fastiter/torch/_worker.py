@@ -1,4 +1,4 @@
-"""What a worker process of `DataLoader` runs: it makes whole batches, or rows of columns."""
+"""The main function of a `DataLoader`'s workers: it makes whole batches, or rows of columns."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class LoaderJob(BatchJob):
 
     Parameters
     ----------
-    batch_converter : what makes batches from columns, or None.
+    batch_converter : converter that makes batches from columns, or None.
     rows : examples in a batch made from columns, at most.
     kind, dataset, auto_collation, collate_fn, drop_last, init_fn
         As in the `DataLoader`; ``kind`` is torch's of the dataset.
     base_seed : int
         Worker w seeds the global generators with ``base_seed + w``.
     states : list of dict or None
-        For each worker: the state to begin the epoch from, and how many keys it covers.
+        State from which each worker begins the epoch, and number of keys that it covers.
     seed_examples : whether random numbers belong to the examples.
     """
 

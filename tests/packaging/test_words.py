@@ -65,6 +65,19 @@ def test_a_noun_means_one_thing() -> None:
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
+def test_descriptions_of_parameters_begin_with_a_noun() -> None:
+    """A parameter is a value, a path, a number of seconds: not "what" or "how often"."""
+    name = r"^( *)\*{0,2}\w+(?:, \w+)* : ?"  # the description stands behind it or below
+    headless = re.compile(name + r"(?:.*\n\1 {4})?(?:what|which|whose|how|where)\b.*", re.I | re.M)
+    found = [
+        f"{path.relative_to(TOP)}: {match[0].strip()}"
+        for path in sorted((TOP / "fastiter").rglob("*.py*"))
+        if path.suffix in (".py", ".pyx", ".pyi")
+        for match in headless.finditer(path.read_text())
+    ]
+    assert found == []
+
+
 def test_former_words_are_gone() -> None:
     suffixes = {".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ".pml"}
     folders = ("fastiter", "csrc", "tests", "bench", "examples")

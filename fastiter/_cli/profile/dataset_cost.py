@@ -1,4 +1,4 @@
-"""What a dataset costs by itself, without an iterator."""
+"""The cost of a dataset by itself, without an iterator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _THREADS = 2
 
 
 class DatasetCost(NamedTuple):
-    """What an example costs, and how the dataset behaves."""
+    """Cost of an example, and behaviour of the dataset."""
 
     length: int
     layout: str  # of the first example: ``(uint8[32,32,3], int)``

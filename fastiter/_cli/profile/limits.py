@@ -53,7 +53,7 @@ def limits_of(cost: DatasetCost, tried: Sequence[Trials], copy_rate: float) -> L
 
 
 def numbers_of_workers(cost: DatasetCost) -> list[int]:
-    """What to try: powers of two up to the CPUs, more if the dataset waits."""
+    """Numbers to try: powers of two up to the CPUs, more if the dataset waits."""
     cpus = usable_cpus()
     most = max(1, round(cpus))
     if cost.waits:
@@ -70,7 +70,7 @@ def advice(
     step: float,
     is_padded: bool = False,
 ) -> list[str]:
-    """What to know and to do, the most important first."""
+    """Advice and remarks, the most important first."""
     settings, each = best.settings, batch_size / best.rate
     found = [_gain(cost, tried, best)]
     if step:

@@ -24,7 +24,7 @@ _WORKERS = (1, 2, 4, 8, 16, 32, 64)  # more are tried only while they help
 
 
 class LoaderSubject(NamedTuple):
-    """What all trials have in common."""
+    """Facts that all trials have in common."""
 
     loader: Any
     step: float  # seconds that the loop takes for a batch
@@ -160,7 +160,7 @@ def _code(settings: Settings) -> str:
 def _advice(
     subject: LoaderSubject, tried: dict[Settings, Trials], now: Trials, best: Trials
 ) -> list[str]:
-    """What to know and to do, the most important first."""
+    """Advice and remarks, the most important first."""
     loader, step, found = subject.loader, subject.step, []
     own, other = (
         max((trials.rate for one, trials in tried.items() if one.kind == kind), default=0.0)

@@ -257,7 +257,7 @@ def _task(
     batch_size: int,
     notes: list[str],
 ) -> tuple[Subject, str]:
-    """What is measured, and the converter as code."""
+    """The measured task, and the converter as code."""
     name = options.converter or "concat"
     converter, code = loading.load_converter(name, options.padding)
     is_checked = batch_size * cost.seconds <= _EXPECTED * options.budget

@@ -30,7 +30,7 @@ _CLASSES: dict[Kind, str] = {
 
 
 class Settings(NamedTuple):
-    """What is tried."""
+    """Settings of a trial."""
 
     kind: Kind
     workers: int = 0
@@ -64,7 +64,7 @@ class Settings(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What all trials have in common."""
+    """Facts that all trials have in common."""
 
     dataset: Any
     batch_size: int
@@ -118,7 +118,7 @@ class Subject(NamedTuple):
 
 @dataclass
 class Trials:
-    """What was measured with one choice of settings."""
+    """Measurements with one choice of settings."""
 
     settings: Settings
     rates: list[float] = field(default_factory=list)  # examples a second, of each trial
@@ -138,7 +138,7 @@ class Trials:
 
 
 def least_batches(batch_size: int, settings: Settings) -> int:
-    """How many batches a rate needs: workers that began together end together, at first."""
+    """Number of batches that a rate needs: workers that began together end together, at first."""
     return max(2, math.ceil(2 * settings.workers / batch_size))
 
 

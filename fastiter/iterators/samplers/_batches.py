@@ -60,7 +60,7 @@ class SeededBatchSampler(SeededSampler):
         Parameters
         ----------
         rows : int64[k], or None
-            Which dataset indices are to be in the order. None for all, 0 .. n_examples - 1, which
+            Dataset indices that are to be in the order. None for all, 0 .. n_examples - 1, which
             is an epoch whose cutting never changed. Else those that are left of an epoch that was
             begun under another cutting, ascending. Not to be changed.
         n_examples : int

@@ -56,7 +56,7 @@ class MixtureOrderSampler(SeededSampler, OrderSampler):
     seed : int, sequence of int, or numpy.random.SeedSequence
         Ints of any size, none negative. Each pass through a source has another order of the seed.
     stop : 'first', 'all' or int
-        Where an epoch ends. 'first': before the share of any source exceeds its size, so that no
+        End of an epoch. 'first': before the share of any source exceeds its size, so that no
         example repeats within the first epoch. 'all': when the share of each source is at least its
         size. An int: after as many examples. All epochs have that length, which follows from
         ``weights`` whatever the ``schedule``.
