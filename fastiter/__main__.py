@@ -16,7 +16,7 @@ from fastiter import __version__
 _COMMANDS = {
     "batch": (
         "fastiter._cli.batch",
-        "tell which examples the batch of a step had, by a saved state",
+        "print the examples that the batch of a step had, from a saved state",
     ),
     "demo": (
         "fastiter._cli.demo.digits",
@@ -24,7 +24,7 @@ _COMMANDS = {
     ),
     "doctor": (
         "fastiter._cli.doctor.doctor",
-        "report what this machine offers a data loader, and what would help",
+        "report what this machine offers a data loader, with advice",
     ),
     "profile": (
         "fastiter._cli.profile.profile",
@@ -32,7 +32,7 @@ _COMMANDS = {
     ),
     "tokens": (
         "fastiter._cli.tokens",
-        "count documents and tokens, and tell how well they pack into rows",
+        "count documents and tokens, and measure how well they pack into rows",
     ),
 }
 

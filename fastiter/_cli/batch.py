@@ -16,13 +16,13 @@ _WRONG = (AttributeError, ImportError, LookupError, OSError, TypeError, ValueErr
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("state", metavar="STATE.json", help="what state_dict() returned, as JSON")
+    parser.add_argument("state", metavar="STATE.json", help="result of state_dict(), as JSON")
     parser.add_argument("--step", type=int, required=True, help="number of the batch, from 0")
-    parser.add_argument("--rank", type=int, default=0, help="of which rank (default: 0)")
+    parser.add_argument("--rank", type=int, default=0, help="number of the rank (default: 0)")
     parser.add_argument(
         "--iterator",
         metavar="MODULE:FUNCTION",
-        help="what makes the iterator that the state loads into; for weights, mixtures, lengths "
+        help="function that makes the iterator for the state; for weights, mixtures, lengths "
         "and callables, of which a state has a digest only",
     )
 

@@ -100,7 +100,7 @@ def misfit(
             return kind(field + fault.format(place_of(number, indices), value))
         shapes.setdefault(tuple(np.shape(value)), number)
     (one, i), (other, j) = ([*shapes.items()] * 2)[:2]
-    seen = f"{one} is that of {place_of(i, indices)}, {other} that of {place_of(j, indices)}"
+    seen = f"{place_of(i, indices)} has {one}, {place_of(j, indices)} has {other}"
     if is_padded and len({len(shape) for shape in shapes}) > 1:
         return kind(
             f"{field}examples differ in number of dimensions, so that they cannot be padded to one "

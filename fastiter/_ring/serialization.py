@@ -276,7 +276,7 @@ def unpack(
     start = pairs + _PAIR.size * buffers
     _check_end(view, start + length)
     if seed is not None and checksum != status.checksum(view, at + _SUM.size, start + length, seed):
-        raise OverwrittenError("shared memory was overwritten: what was packed there has changed")
+        raise OverwrittenError("shared memory was overwritten: a packed object has changed")
     outside: list[memoryview | bytearray] = []
     for place in range(pairs, start, _PAIR.size):
         offset, size = _PAIR.unpack_from(view, place)

@@ -34,7 +34,7 @@ _ADVICE = {
     f"at least {{least}} batches and {_LEAST_SECONDS} s are needed",
     "next() itself": "the loop does not wait, but next() itself takes {own:.0%} of its time to "
     "make example objects: converter=fastiter.concat_examples returns arrays instead",
-    "both busy": f"{_WAITS} and {{workers}} {{stats.busy:.0%}} busy: to go faster, both have to",
+    "both busy": f"{_WAITS} and {{workers}} {{stats.busy:.0%}} busy: make both faster",
     "loop": f"the loop's own work is the limit: {_WAITS.replace('the loop', 'it')}",
     "loop, idle workers": f"the loop's own work is the limit: {_WAITS.replace('the loop', 'it')}, "
     "and the workers are {idle:.0%} idle; {enough} of them would be enough",

@@ -47,8 +47,8 @@ def iterator_ranks(rank: Any, num_ranks: Any) -> tuple[int, int]:
         return 0, 1
     if None in given:
         raise ValueError(
-            "give both rank and num_ranks, or rank='auto' to have the launcher's environment "
-            "variables tell them"
+            "give both rank and num_ranks, or rank='auto' to read the launcher's environment "
+            "variables"
         )
     return _checked(rank, num_ranks, ("rank", "num_ranks"))
 

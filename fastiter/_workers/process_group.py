@@ -546,7 +546,7 @@ class WorkerGroup:
                 continue  # it began at the last moment, and has died as any other
             worker.hang = _own_frames(stacks[worker.number])
             if not worker.has_begun and worker.hang.startswith(_NO_STACK):
-                worker.hang = "  before it could tell: in a handler that libraries run after a fork"
+                worker.hang = "  unknown: in a handler that libraries run after a fork"
             self._last_hung = worker
             self.hung_starts += 1
             self._hung[worker.number] += 1

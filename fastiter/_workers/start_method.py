@@ -131,7 +131,7 @@ def _why_no_server() -> str:
         return "the main module has no file that a worker could import"
     if not main_is_importable():
         return (
-            "the main module has no if __name__ == '__main__' guard around what runs now: a "
+            "the main module has no if __name__ == '__main__' guard around its running code: a "
             "worker that imports it would run the program again"
         )
     return ""
@@ -219,7 +219,7 @@ def require_guard(start: Start) -> None:
         raise RuntimeError(
             f"worker processes are started by line {line} of {_main_file()}, which has no guard: "
             f"under {start.caller.context}={start.method!r} each worker imports this file, and "
-            "would run that line, too. Put what runs the program under "
+            "would run that line, too. Put the program's code under "
             "if __name__ == '__main__':, or pass "
             f"{start.caller.context}='fork', or {start.caller.instead}"
         )

@@ -214,8 +214,8 @@ def batch_of_none(last: AllSkipped, has_converter: bool) -> list[Any] | Failure:
         last.clear()
         return []
     error = SkipLimitError(
-        "all examples of this rank's batch have failed: there is nothing that the converter could "
-        "be called with, and the other ranks' batches have to go on"
+        "all examples of this rank's batch have failed: the converter has no examples, "
+        "and the other ranks' batches have to go on"
     )
     error.__cause__ = last.error
     last.clear()

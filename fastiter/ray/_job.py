@@ -71,7 +71,7 @@ class ClusterJob(BatchJob):
     place_timeout: float | None  # seconds without a place for each worker that are warned of
 
     helper = 0
-    loading = "loading the dataset, or having it loaded on the cluster"
+    loading = "loading the dataset here or on the cluster"
 
     def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
         if arguments.number == self.helper:

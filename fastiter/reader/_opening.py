@@ -20,7 +20,7 @@ def require_readers(readers: tuple[Any, ...]) -> None:
         if not callable(reader):
             hint = ""
             if hasattr(reader, "__next__"):
-                hint = "; pass the function itself, not what calling it returns"
+                hint = "; pass the function itself, not its result"
             raise TypeError(
                 f"reader {number} is a {type(reader).__name__}, expected a callable without "
                 f"arguments that returns an iterable of samples{hint}"

@@ -185,7 +185,7 @@ class TokenDataset(DatasetMixin):
         if is_packed and length is None:
             raise ValueError(f"packing={packing!r} needs length=, the tokens of a row")
         if stride is not None and self._method != "windows":
-            raise ValueError(f"stride={stride} is of windows: leave packing out and give length=")
+            raise ValueError(f"stride={stride} is for windows: leave packing out and give length=")
         if seed is not None and not is_packed:
             raise ValueError(
                 "seed= orders documents before they are packed: to shuffle windows or single "
@@ -226,7 +226,7 @@ class TokenDataset(DatasetMixin):
         if _OFFSETS in self._fields and padding_side == "left":
             raise ValueError("cu_seqlens begins at 0, before padding: use padding_side='right'")
         if "labels" in self._aligned and "loss_mask" in self._fields:
-            raise ValueError("loss_mask is that of labels made here: leave one of them out")
+            raise ValueError("loss_mask needs labels made here: leave it or aligned labels out")
         self._format: dict[str, Any] = {
             "shifts": checked_flag("shift_labels", shift_labels),
             "left": padding_side == "left",

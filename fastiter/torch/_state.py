@@ -216,8 +216,8 @@ def other_workers(before: int, now: int) -> AssertionError:
     """The error of a stream whose parts were those of another number of workers. It is of the class
     that torchdata's loader raises."""
     return AssertionError(
-        f"state_dict was saved with {before} workers, but num_workers is {now}: what each worker "
-        f"takes of an IterableDataset depends on it; pass num_workers={before}"
+        f"state_dict was saved with {before} workers, but num_workers is {now}: each worker's part "
+        f"of an IterableDataset depends on this number; pass num_workers={before}"
     )
 
 

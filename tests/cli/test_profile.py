@@ -378,7 +378,7 @@ def test_damage_is_found() -> None:
     assert (trials.error, len(trials.firsts)) == ("", 1)
     right[2][0][1] += 1
     task.run(trials, 0.0)
-    assert trials.error == "its first batch differs from what the dataset returns by itself"
+    assert trials.error == "its first batch differs from the dataset's own results"
 
 
 class Inherited(list[int]):

@@ -111,4 +111,4 @@ def test_each_column_has_a_heading_and_the_fastest_is_marked(
         cells, found = line.split("  <- ")
         assert found == mark
         assert len(cells.replace(" ms", "").split()) == len(names) == 8
-    assert any("simplest of those within 5% of the fastest" in line for line in lines)
+    assert any("simplest setting within 5% of the fastest" in line for line in lines)

@@ -225,10 +225,10 @@ def test_a_state_that_is_no_mapping():
         (
             [np.zeros(2), np.zeros(2), np.zeros(3)],
             ValueError,
-            "(2,) is that of example 0, (3,) that of example 2; set padding to fill them up",
+            "example 0 has (2,), example 2 has (3,); set padding to fill them up",
         ),
-        ([np.zeros(2), np.zeros((2, 2))], ValueError, "(2, 2) that of example 1; set padding"),
-        ([[1], [1], [1, 2]], ValueError, "(1,) is that of example 0, (2,) that of example 2; set"),
+        ([np.zeros(2), np.zeros((2, 2))], ValueError, "example 1 has (2, 2); set padding"),
+        ([[1], [1], [1, 2]], ValueError, "example 0 has (1,), example 2 has (2,); set"),
         ([(1,), (1, 2)], ValueError, "example 1 has 2 fields, where example 0 has 1 field"),
         ([{"a": 1}, {"a": 1, "b": 2}], ValueError, "example 1 has the fields ['a', 'b'], where"),
         (

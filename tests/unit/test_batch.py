@@ -279,7 +279,7 @@ def test_pad_of_other_dtypes_and_dimensions_does_as_numpy_does(kinds, fill, layo
 
 
 def test_pad_of_different_numbers_of_dimensions_names_the_examples():
-    with pytest.raises(ValueError, match=r"\(2, 3\) is that of example 0, \(4, 5, 6\) that of exa"):
+    with pytest.raises(ValueError, match=r"example 0 has \(2, 3\), example 1 has \(4, 5, 6\)"):
         pad_stack([np.zeros((2, 3)), np.zeros((4, 5, 6))], 0)
 
 

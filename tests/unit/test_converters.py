@@ -92,7 +92,7 @@ def test_lists_of_numbers_are_padded_in_every_batch(make, dataset):
         (
             np.zeros(3),
             ValueError,
-            "(2,) is that of example 0 (dataset index 8), (3,) that of example 2 (dataset index",
+            "example 0 (dataset index 8) has (2,), example 2 (dataset index",
         ),
         ("text", TypeError, "not 'text' of type str, as example 2 (dataset index 10) does"),
         ({"a": 1}, TypeError, "not {'a': 1} of type dict, as example 2 (dataset index 10) does"),

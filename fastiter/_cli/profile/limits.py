@@ -124,7 +124,7 @@ def _gain(cost: DatasetCost, tried: Sequence[Trials], best: Trials) -> str:
         return f"{best.rate * cost.seconds:.1f} times as fast as the dataset by itself."
     if any(trials.rates and trials.settings.workers for trials in tried):
         return "Workers gain nothing here: fetching an example costs less than handing it over."
-    return "No iterator with workers could be measured: the table says what they raised."
+    return "No iterator with workers could be measured: the table shows their exceptions."
 
 
 def _was_tried(tried: Sequence[Trials], best: Trials, change: Mapping[str, int]) -> bool:

@@ -171,7 +171,7 @@ def _advice(
     if own and other:
         found.append(f"With workers, fastiter.torch is {own / other:.2f} times as fast as torch.")
         if own < ENOUGH_GAIN * other:
-            found[-1] += " What dataset, collate_fn and step cost decides, not the class."
+            found[-1] += " The cost of dataset, collate_fn and step decides, not the class."
     if step:
         shares = [max(0.0, 1 - step * trials.rate) for trials in (now, best)]
         found.append(

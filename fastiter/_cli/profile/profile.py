@@ -29,14 +29,14 @@ from fastiter._util.units import as_seconds
 
 EPILOG = """\
 MODULE is an importable module or the path of a file that ends in .py. DATASET is an object in it,
-or something that returns one when it is called without arguments: functions are called with their
-defaults. MODULE is imported as a script that is started without arguments. Examples:
+or a callable that returns a dataset: functions are called with their defaults. MODULE is imported
+as a script that is started without arguments. Examples:
 
   python -m fastiter profile mypackage.data:training_set --batch-size 64
   python -m fastiter profile train.py:loader --step 0.05
   python -m fastiter profile train.py:make_dataset --budget 60 --workers 2,4,8 --step 0.05
 
-The first batch of every iterator is compared with what the dataset returns by itself. "best" marks
+The first batch of every iterator is compared with the dataset's own results. "best" marks
 the simplest of the settings within 5 % of the fastest. The operating system caches files after the
 first seconds: measure longer for files that do not fit into memory.
 """
@@ -113,11 +113,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--trace",
         "FILE",
-        "write what workers and loop did with the best settings, as iterator.trace() records it "
+        "write a trace of workers and loop with the best settings, as iterator.trace() records it "
         "(open it in Perfetto or chrome://tracing)",
         type=Path,
     )
-    parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     parser.set_defaults(**_OF_DATASETS)
 
 

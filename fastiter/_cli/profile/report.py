@@ -80,9 +80,9 @@ def show_result(measured: Measured) -> None:
         mark = "best" if trials is best else "fastest" if trials is fastest else ""
         print(line + (f"  <- {mark}" if mark else ""))
         show_text(trials.error, " " * 6)
-    print("  of limit: of what this machine allows; busy: time that workers spend working")
+    print("  of limit: share of this machine's limit; busy: time that workers spend working")
     if fastest is not best:
-        print(f"  Best is the simplest of those within {SIMPLER:.0%} of the fastest.")
+        print(f"  Best is the simplest setting within {SIMPLER:.0%} of the fastest.")
     if measured.starts:
         workers = next(iter(measured.starts.values())).settings.workers
         plural = "" if workers == 1 else "s"

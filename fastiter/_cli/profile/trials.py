@@ -97,7 +97,7 @@ class Subject(NamedTuple):
                 batch = next(iterator)
                 first = time.perf_counter() - begin
                 if self.expected is not None and not dataset_cost.are_equal(batch, self.expected):
-                    trials.error = "its first batch differs from what the dataset returns by itself"
+                    trials.error = "its first batch differs from the dataset's own results"
                     return
                 if window:
                     del batch
