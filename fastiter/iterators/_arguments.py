@@ -24,12 +24,12 @@ Tail: TypeAlias = Literal["pad", "mask", "drop"]
 SeedExamples: TypeAlias = bool | int | Callable[[int], Any]
 _Function = TypeVar("_Function", bound=Callable[..., None])
 
-# What the shared segment has room for; far beyond what is of any use.
+# The room of the shared segment; far beyond any useful number.
 MOST_ROWS = 1 << 30  # in a batch
 MOST_WORKERS = 1 << 14
 MOST_PREFETCH = 1 << 14
 DEFAULT_RETRIES = 2
-#: What becomes of a worker that takes longer than ``dataset_timeout``.
+#: Treatment of a worker that takes longer than ``dataset_timeout``.
 OnTimeout = Literal["warn", "retry"]
 
 # What other loaders, or other iterators here, call their arguments: what to write instead.
@@ -115,7 +115,7 @@ def checked_order(shuffle: Any, order_sampler: Any) -> tuple[bool | None, Any]:
 def checked_cuts(
     batch_size: Any, batch_sampler: Any, drop_last: Any, shuffle: Any, order_sampler: Any
 ) -> tuple[int | None, bool, Any]:
-    """Batch size, ``drop_last``, and what gives batches of its own, or None.
+    """Batch size, ``drop_last``, and the batch sampler, or None.
 
     Either a batch size is given or a batch sampler, which excludes all that it decides itself.
     """
@@ -149,7 +149,7 @@ def check_of_stream(
     batch_sampler: Any,
     skip_steps: Any,
 ) -> None:
-    """Refuse what a `StreamDataset` decides itself, or what needs indices."""
+    """Refuse arguments that a `StreamDataset` decides itself, or that need indices."""
     if shuffle or order_sampler is not None:
         raise ValueError(
             "shuffle and order_sampler need a dataset with indices: a StreamDataset shuffles by "
@@ -180,7 +180,7 @@ def seed_of_stream(stream: StreamDataset, seed_examples: Any) -> Seed:
 
 
 def check_same_on_ranks(order_sampler: Any) -> None:
-    """Refuse what does not draw the same global orders on all ranks."""
+    """Refuse samplers that do not draw the same global orders on all ranks."""
     if gives_process_orders(order_sampler):
         raise ValueError(
             "with num_ranks above 1 all ranks must draw the same orders, but this shuffle draws "
@@ -261,7 +261,7 @@ def checked_share(name: str, value: Any) -> float | None:
 def checked_retries(
     on_timeout: Any, n_retries: Any, seconds: float | None
 ) -> tuple[OnTimeout, int]:
-    """``on_timeout`` and ``n_retries``, with the ``dataset_timeout`` that they are about."""
+    """``on_timeout`` and ``n_retries``, with their ``dataset_timeout``."""
     if on_timeout not in ("warn", "retry"):
         raise ValueError(f"on_timeout must be 'warn' or 'retry', not {on_timeout!r}")
     if on_timeout == "retry" and seconds is None:

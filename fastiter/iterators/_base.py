@@ -292,9 +292,9 @@ class PlannedIterator(Loop, IteratorProperties):
     def __iter__(self) -> Self:
         """Return the iterator itself, `reset` if its iteration has ended (``repeat=False``).
 
-        So each ``for`` is an epoch, and one after a ``break`` continues. The first one in a thread,
-        and after a state was loaded, takes the rest, even if nothing is left: threads may share an
-        epoch. `list`, `zip` and `itertools.islice` count as a ``for``.
+        So each ``for`` is an epoch, and a ``for`` after a ``break`` continues. The first ``for`` in
+        a thread, and after a state was loaded, takes the rest, even an empty one: threads may share
+        an epoch. `list`, `zip` and `itertools.islice` count as a ``for``.
         """
         self._begin_loop()
         return self
@@ -333,10 +333,10 @@ class PlannedIterator(Loop, IteratorProperties):
             After `finalize`; and where this thread is in ``next()`` already, as a callable that
             the iterator calls is, and a signal handler may be.
         Exception
-            What the dataset, the order sampler or the converter raised. After a dataset's or
+            Exceptions of the dataset, the order sampler or the converter. After a dataset's or
             converter's error the next call continues with the following batch, after an order
             sampler's it tries the same batch again. With ``on_error`` examples that fail may be
-            skipped instead; more of them than ``skip_limit`` are a `SkipLimitError`.
+            skipped instead; more failures than ``skip_limit`` are a `SkipLimitError`.
         """
         return self.__next__()
 
@@ -468,11 +468,11 @@ class PlannedIterator(Loop, IteratorProperties):
     # -- statistics --------------------------------------------------------------------------
 
     def stats(self) -> IteratorStats:
-        """Return statistics of the iterator: what it has done, and whether the loop waited for it.
+        """Return statistics of the iterator: its work, and the time that the loop waited for it.
 
-        They count from the first ``next()``; the difference of two describes the time between. Does
-        not block, and may be called in any state, from any thread; copies and unpickled iterators
-        count from zero.
+        They count from the first ``next()``; the difference of two statistics describes the time
+        between them. Does not block, and may be called in any state, from any thread; copies and
+        unpickled iterators count from zero.
 
         Returns
         -------
@@ -545,8 +545,8 @@ class PlannedIterator(Loop, IteratorProperties):
     def serialize(self, serializer: Callable[[str, Any], Any]) -> None:
         """Save the iteration's state to, or load it from, a serializer of Chainer's protocol.
 
-        The state is that of the batch delivered last, whatever was fetched ahead. Snapshots of
-        all kinds of iterators, Chainer's included, load into each other.
+        The state is the one after the batch delivered last, whatever was fetched ahead. Snapshots
+        of all kinds of iterators, Chainer's included, load into each other.
 
         Parameters
         ----------
@@ -559,8 +559,8 @@ class PlannedIterator(Loop, IteratorProperties):
         Raises
         ------
         ValueError
-            If what is loaded cannot be a state of this iterator, which then stays as it is; on
-            saving, if batches have overtaken others (``in_order=False``): `state_dict` tells them.
+            On loading, if the values cannot be a state of this iterator, which then stays as it
+            is; on saving, if batches have overtaken others (``in_order=False``): use `state_dict`.
         NotImplementedError
             On loading, if the iterator is finalized and of a kind that cannot be reopened.
         """
@@ -574,9 +574,9 @@ class PlannedIterator(Loop, IteratorProperties):
     def state_dict(self) -> dict[str, Any]:
         """Return the iteration's state as a dict, for `load_state_dict`.
 
-        The same as `serialize` saves, of plain types, which JSON and ``torch.load`` take. With a
-        sampler that has a seed, or without an order, it is a few numbers whatever the dataset's
-        size; otherwise the order is in it, as a text.
+        It has the values that `serialize` saves, in plain types, which JSON and ``torch.load``
+        take. With a sampler that has a seed, or without an order, they are a few numbers whatever
+        the dataset's size; otherwise they include the order, as a text.
         """
         with self._lock:
             save = holes_as_dict if self._planner.has_holes else as_dict
@@ -619,7 +619,7 @@ class PlannedIterator(Loop, IteratorProperties):
             self._go_on_from(loaded)
 
     def seek(self, step: int) -> None:
-        """Go to a step, so that the next batch is the one that `batch_at` tells of.
+        """Go to a step, so that the next batch is the one that `batch_at` describes.
 
         Raises
         ------

@@ -32,7 +32,7 @@ class PrefetchingIterator(PlannedIterator):
     _n_retries: int
 
     def _set_timeout(self, dataset_timeout: Any, on_timeout: Any, n_retries: Any) -> None:
-        """Check the limit of a worker's time, and what becomes of one that exceeds it."""
+        """Check the limit of a worker's time, and the action when a worker exceeds it."""
         self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
         self._on_timeout, self._n_retries = checked_retries(
             on_timeout, n_retries, self._dataset_timeout

@@ -102,8 +102,8 @@ class IteratorProperties(Iterator):
     def valid(self) -> npt.NDArray[np.bool_] | None:
         """True for the examples of the last batch that are to be counted: bool[batch].
 
-        False only with ``tail='mask'``, for those that repeat the epoch's first ones to give all
-        ranks as many. None before the first batch, and after a state was loaded.
+        False only with ``tail='mask'``, for repetitions of the epoch's first examples that give all
+        ranks equally many. None before the first batch, and after a state was loaded.
         """
         plan = self._planner.delivered
         if plan is None or plan.indices is None:
@@ -114,18 +114,19 @@ class IteratorProperties(Iterator):
     def step(self) -> int:
         """The number of the next batch: steps made since the start, of all epochs and resets.
 
-        Batches that were skipped count. With ``in_order=False``, the oldest one that was not
-        delivered; where a state with missing batches was loaded, it stays until the last of these
-        was delivered (`address` tells which they are). A `StreamDataset` has none, nor addresses.
+        Batches that were skipped count. With ``in_order=False``, it is the oldest batch that was
+        not delivered. After a state with missing batches was loaded, it does not change until the
+        last of these was delivered (`address` identifies them). A `StreamDataset` has no steps and
+        no addresses.
         """
         self._refuse_of_stream("step")
         return self._planner.state.step
 
     @property
     def address(self) -> Address | None:
-        """The address of the last batch; None before the first one, and after a state was loaded.
+        """The address of the last batch; None before the first batch, and after a state was loaded.
 
-        Examples that ``on_error`` has left out of the batch are in it.
+        It includes examples that ``on_error`` has left out of the batch.
         """
         self._refuse_of_stream("address")
         plan = self._planner.delivered
@@ -135,10 +136,10 @@ class IteratorProperties(Iterator):
         return address_of(plan, rank, self._seed, epochs_of(self._dataset))._replace(step=step)
 
     def batch_at(self, step: int, *, rank: int | None = None) -> Address:
-        """Tell which examples the batch of a step has, without fetching them or moving.
+        """Return the address of the batch of a step, without fetching or moving.
 
-        Any step from the one on that the present arguments hold from: the start, the last `reset`,
-        or where a state with others was loaded.
+        The step may be any since the present arguments hold: since the start, the last `reset`,
+        or the loading of a state with other arguments.
 
         Parameters
         ----------
@@ -154,7 +155,7 @@ class IteratorProperties(Iterator):
         Raises
         ------
         LookupError
-            If the step is before that, or after the end (``repeat=False``).
+            If the step is earlier, or after the end (``repeat=False``).
         ValueError
             If the order sampler has no seed.
         """

@@ -209,7 +209,7 @@ def _record(skips: SkipState, index: int, error: Exception, what: str) -> None:
 
 def batch_of_none(last: AllSkipped, has_converter: bool) -> list[Any] | Failure:
     """The batch of a rank all of whose examples were skipped, which the other ranks' batches wait
-    for; its failure where a converter would have to make something of nothing."""
+    for; its failure if there is a converter, which would have no examples."""
     if not has_converter:
         last.clear()
         return []

@@ -68,8 +68,8 @@ class MultiprocessIterator(PrefetchingIterator):
     only after the last of these arrays is gone; holding batches costs memory, never progress. A
     worker that dies is replaced, and its rows are fetched again.
 
-    Processes start with the first ``next()``, or with ``start()``. The dataset travels as one
-    image that all workers share, or is inherited where the start method is fork.
+    Processes start with the first ``next()``, or with ``start()``. The dataset is pickled once
+    into memory that all workers share, or inherited if the start method is fork.
 
     Parameters
     ----------
@@ -146,10 +146,10 @@ class MultiprocessIterator(PrefetchingIterator):
 
     Notes
     -----
-    ``next()`` blocks until the batch is complete; signals interrupt it. It raises what the dataset
-    raised, as its own type with the worker's traceback as cause, `DatasetError` for what is no
-    Exception or does not travel, and `WorkerDiedError` for an index that kills worker after
-    worker; the call after that continues with the next batch.
+    ``next()`` blocks until the batch is complete; signals interrupt it. It raises exceptions of the
+    dataset as their own type with the worker's traceback as cause; `DatasetError` for exceptions
+    that are no `Exception` or cannot be pickled; and `WorkerDiedError` for an index that kills
+    worker after worker. The following call continues with the next batch.
     """
 
     TimeoutWarning: ClassVar[type[TimeoutWarning]] = TimeoutWarning
@@ -259,7 +259,7 @@ class MultiprocessIterator(PrefetchingIterator):
 
     @property
     def n_processes(self) -> int:
-        """Worker processes, now; 0 if the caller's process fetches."""
+        """Present number of worker processes; 0 if the caller's process fetches."""
         if isinstance(self._reading, MultiprocessIterator):
             return self._reading.n_processes
         if self._n_processes == "auto":
@@ -271,7 +271,7 @@ class MultiprocessIterator(PrefetchingIterator):
 
     @property
     def n_prefetch(self) -> int:
-        """Batches fetched ahead of the one that ``next()`` waits for. Of 'auto': how many now."""
+        """Batches fetched ahead of the one that ``next()`` waits for; with 'auto', at present."""
         if self._n_prefetch == "auto":
             pool, remains = self._pool, self._remains
             if pool is not None:
@@ -286,12 +286,12 @@ class MultiprocessIterator(PrefetchingIterator):
 
     @property
     def maxtasksperchild(self) -> int | None:
-        """Ranges of rows that a worker completes before it is replaced."""
+        """Number of row ranges that a worker completes before it is replaced."""
         return self._maxtasksperchild
 
     @property
     def hedge(self) -> float | None:
-        """Share of the examples that may be fetched a second time; None for none."""
+        """Share of the examples that may be fetched a second time; None: no second fetches."""
         return self._hedge
 
     @property
@@ -302,7 +302,7 @@ class MultiprocessIterator(PrefetchingIterator):
     def start(self) -> None:
         """Start the worker processes now, all at once, and the first batches with them.
 
-        The first ``next()`` does it otherwise. Returns without waiting for the workers.
+        Without it, the first ``next()`` starts them. Returns without waiting for the workers.
 
         Raises
         ------

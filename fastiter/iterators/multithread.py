@@ -59,7 +59,7 @@ class MultithreadIterator(PrefetchingIterator):
     """Iterates over a dataset with threads, which fetch batches ahead.
 
     For datasets that release the GIL while they work (files, decompression, NumPy on large
-    arrays), and for what cannot be sent to other processes; a dataset of nothing but Python code
+    arrays), and for objects that cannot be sent to other processes; a dataset of pure Python code
     is faster in processes. The threads share each batch: rows are dealt out a few at a time.
     Batches come in order.
 
@@ -112,13 +112,13 @@ class MultithreadIterator(PrefetchingIterator):
 
     Notes
     -----
-    ``next()`` blocks until the batch is complete; signals interrupt it, and nothing is lost then.
-    What the dataset or the converter raised is raised as it is, with the dataset index, epoch and
-    batch as a note (before Python 3.11 as the cause), and `DatasetError` for what is no Exception;
-    the call after that continues with the next batch.
+    ``next()`` blocks until the batch is complete; signals interrupt it, and no batch is lost then.
+    It raises exceptions of the dataset or the converter as they are, with the dataset index, epoch
+    and batch as a note (before Python 3.11 as the cause), or `DatasetError` for exceptions that are
+    no `Exception`; the following call continues with the next batch.
 
     Threads start with the first ``next()``. A thread cannot be ended from outside: it ends after
-    the example that it fetches. ``finalize()`` and the program's end leave one that hangs behind,
+    the example that it fetches. ``finalize()`` and the program's end leave a hanging thread behind,
     after a second.
     """
 
@@ -220,13 +220,13 @@ class MultithreadIterator(PrefetchingIterator):
 
     @property
     def n_prefetch(self) -> int:
-        """Batches fetched ahead of the one that ``next()`` waits for. Of 'auto': how many now."""
+        """Batches fetched ahead of the one that ``next()`` waits for; with 'auto', at present."""
         return self._lookahead.n_batches
 
     def finalize(self) -> None:
         """End the iteration and its threads.
 
-        Waits at most a second for threads that fetch an example. One that hangs is left
+        Waits at most a second for threads that fetch an example. A hanging thread is left
         behind as a daemon thread, which does not keep the program from ending.
         """
         threads = self.__dict__.get("_threads")
