@@ -45,6 +45,6 @@ def unwrap(values: Sequence[Any]) -> Sequence[Any]:
 def wrap(array: npt.NDArray[Any], subtype: int) -> Any:
     """A tensor or memory map that shares the array's memory and keeps it alive.
 
-    The memory map has no file, as after unpickling: what is written to it stays in memory.
+    The memory map has no file, as after unpickling: writes to it stay in memory.
     """
     return torch_tensors.tensor_of(array) if subtype == TENSOR else array.view(np.memmap)

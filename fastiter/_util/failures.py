@@ -1,8 +1,8 @@
 """Failures: exceptions that belong to a batch, on their way to the ``next()`` that raises them.
 
-A `Failure` is made of a live exception by `Failure.of`, or of a worker process' exception by `dump`
-there and `load` here. It then is a value like any other: what makes a batch returns the batch or a
-`Failure`. `reraise` raises it, once.
+`Failure.of` makes a `Failure` of a live exception; `dump` in a worker process and `load` here make
+one of the worker's exception. It then is a value like any other: code that makes a batch returns
+the batch or a `Failure`. `reraise` raises it, once.
 
 An exception refers to its traceback, the traceback to frames and their callers, and some of these
 have the failure in a variable. So `reraise` empties the failure, and `Failure.clear` where nothing
@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Protocol
 from fastiter._clib import status
 from fastiter.errors import DatasetError, WorkerTraceback
 
-#: What a dataset raises to have its program stop, not to say that an example is broken.
+#: Exceptions by which a dataset stops its program, instead of reporting a broken example.
 STOPS = (GeneratorExit, KeyboardInterrupt, SystemExit)
 
 #: Where this process runs, if that is another machine: follows its number in messages.
@@ -36,7 +36,7 @@ _SUM = struct.Struct("<Q")
 
 
 class RowCountError(ValueError):
-    """A dataset returned another number of examples than it was asked for."""
+    """A dataset returned another number of examples than requested."""
 
 
 class Failure:
@@ -84,7 +84,7 @@ class FailurePolicy(Protocol):
 
 
 def is_skippable(error: BaseException) -> bool:
-    """Whether an exception of a dataset tells of one example, which may be skipped."""
+    """Whether an exception of a dataset concerns one example, which may be skipped."""
     return not isinstance(error, (*STOPS, RowCountError))
 
 
@@ -101,7 +101,7 @@ def capture_row(
 ) -> Failure | None:
     """Call the dataset, and return a failure if it raises anything but `STOPS`, which pass.
 
-    ``origin`` then tells ``facts`` and ``row``.
+    ``origin`` then returns ``facts`` and ``row``.
     """
     try:
         function()
@@ -122,7 +122,7 @@ def reraise(failure: Failure) -> NoReturn:
 
 
 def annotate(error: BaseException, facts: str, remote: str = "") -> None:
-    """Add to an exception what is known of its origin.
+    """Add the known facts about its origin to an exception.
 
     ``facts``, the row and the worker, become a note, in place of one from an earlier fetch by a
     thread. Python 3.10, which has no notes, gets them as the cause unless there is one. ``remote``,
@@ -204,7 +204,7 @@ def dump(error: BaseException) -> Dumped:
 
 
 def load(dumped: tuple[Any, ...], facts: str, row: int = -1) -> Failure:
-    """Make a failure of what `dump` returned; of an empty tuple, one that has no reason.
+    """Make a failure of a result of `dump`; an empty tuple gives a failure without a reason.
 
     The exception is of its own type if that can be loaded here too, else a `DatasetError`.
     """

@@ -34,8 +34,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def above_stdio(fd: int) -> int:
-    """Move ``fd`` above the standard streams, which a program may have closed: what it prints must
-    not reach a pipe between processes."""
+    """Move ``fd`` above the standard streams, which a program may have closed: its prints must not
+    reach a pipe between processes."""
     if fd > 2:
         return fd
     try:

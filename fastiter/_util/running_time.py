@@ -6,11 +6,11 @@ from collections import deque
 
 
 class RunningTime:
-    """Tells how much of a time this process ran: not while it was stopped (SIGSTOP, a debugger, a
-    frozen control group).
+    """Measures the part of a time in which this process ran, and was not stopped (by SIGSTOP, a
+    debugger, a frozen control group).
 
-    It says now and then that it runs, and until when it will say so again. What is later than that
-    counts as stopped. Times are seconds on one clock.
+    The process reports from time to time that it runs, and the latest time of its next report. Time
+    after that counts as stopped. Times are seconds on one clock.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class RunningTime:
         self._until = float("inf")
 
     def runs(self, now: float, until: float) -> None:
-        """This process runs, and says so again at ``until`` at the latest."""
+        """Report that this process runs, and reports again at ``until`` at the latest."""
         if now > self._until:
             self._stops.append((self._until, now))
         self._until = until

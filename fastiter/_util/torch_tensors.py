@@ -128,8 +128,8 @@ def reducers(mapped: Callable[[Any], Any] | None = None) -> dict[Any, Callable[[
 
 
 def shared_address(value: Any) -> int | None:
-    """Where a tensor or storage lies whose memory torch shares with other processes; None for one
-    that has memory of this process alone, and for everything else."""
+    """Address of a tensor or storage whose memory torch shares with other processes; None for
+    memory of this process alone, and for other objects."""
     storage = getattr(value, "_untyped_storage", value)  # a typed one warns of itself
     try:
         if not storage.is_shared():

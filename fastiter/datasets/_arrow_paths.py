@@ -67,8 +67,8 @@ def check_once(paths: list[str]) -> None:
 
 
 def _files_in(folder: str) -> list[str]:
-    """The files of a folder: those that Hugging Face's ``save_to_disk`` lists, or else all whose
-    names end so, of folders in it, too. Names that begin with "." or "_" are those of no data."""
+    """The files of a folder: the files that Hugging Face's ``save_to_disk`` lists, or else all with
+    these endings, also in folders below. Names that begin with "." or "_" are left out."""
     saved = _json(os.path.join(folder, "state.json")).get("_data_files")
     if isinstance(saved, list):
         return _saved_files(folder, saved)

@@ -1,4 +1,4 @@
-"""The table of what an `ArrowDataset` is given: files, frames, or a library's own tables."""
+"""The table of an `ArrowDataset`'s source: files, frames, or a library's own tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def imported(name: str) -> Any:
 
 
 def held(source: Any) -> Any:
-    """A source that can be read again and pickled: of a stream its table."""
+    """A source that can be read again and pickled: for a stream, its table."""
     if is_of_pandas(source):
         return _of_pandas(source)
     if not hasattr(source, "__arrow_c_stream__"):

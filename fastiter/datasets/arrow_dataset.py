@@ -165,7 +165,7 @@ class ArrowDataset(DatasetMixin):
 
     @property
     def row_group_ends(self) -> npt.NDArray[np.int64] | None:
-        """Of Parquet files: for each row group the number of the row behind it, int64 (n,), which
+        """Number of the row behind each row group of Parquet files, int64 (n,), which
         `BlockShuffleOrderSampler` takes as ``block_size``. None for other sources."""
         return None if self._groups is None else self._groups.ends.copy()
 
@@ -243,8 +243,8 @@ class ArrowDataset(DatasetMixin):
     # ---- columns
 
     def _read(self, table: Any, rows: Any, names: list[str]) -> Columns:
-        """The columns of a table, or, without one, what is known of those of a dataset's own
-        examples."""
+        """The columns of a table, or, without a table, the known facts about the columns of a
+        dataset's own examples."""
         is_bare = isinstance(self._names, str) or names == [""]
         if isinstance(self._names, str):
             chosen = [self._names]
@@ -329,7 +329,7 @@ class ArrowDataset(DatasetMixin):
         return next(iter(padded.values())) if is_bare else padded
 
     def _column(self, name: str, field: Any, chunked: Any, rows: Any) -> tuple[Any, Any]:
-        """A column, and the one that tells where it is not null, or None."""
+        """A column, and the column of its valid rows, or None."""
         if self._groups is None:
             chunked = self._checked(name, chunked)
         found = self._found.get(name)

@@ -28,8 +28,8 @@ class StreamDataset:
     workers or ranks, or the batch size. An epoch has each example of each shard once.
 
     In an epoch the shards are shuffled, if there is a seed. The first ``interleave`` of them are
-    open, and give an example each in turn; where one has ended, the next shard takes its place in
-    the turn. Then each ``window`` examples are shuffled among themselves.
+    open, and give an example each in turn; when a shard has ended, the next shard takes its
+    place. Then each ``window`` examples are shuffled among themselves.
 
     Parameters
     ----------
@@ -138,12 +138,12 @@ class StreamDataset:
         return order
 
     def digest(self) -> str:
-        """Tells lists of shards apart, also from one run of the program to the next."""
+        """Text that differs for different lists of shards, and is the same in each run."""
         return self._digest
 
 
 def _name_of(shard: Any) -> str:
-    """Tells entries of shards apart. The text of large arrays leaves their middle out."""
+    """Text that differs for different shards. The ``repr`` of large arrays would omit parts."""
     if isinstance(shard, (list, tuple)):
         return f"{type(shard).__name__}({', '.join(map(_name_of, shard))})"
     if isinstance(shard, dict):

@@ -20,7 +20,7 @@ __all__ = ["TokenBatchSampler"]
 
 
 class TokenBatchSampler(SeededBatchSampler):
-    """Batches of rows of a `TokenDataset`: of limited size, and of like costs on all ranks.
+    """Batches of rows of a `TokenDataset`: of limited size, and of similar costs on all ranks.
 
     For ``batch_sampler=``. With several ranks all of them plan the same epoch, and have equally
     many batches. Takes 8 bytes for each row of the dataset, and 24 more while it plans.
@@ -167,8 +167,8 @@ class TokenBatchSampler(SeededBatchSampler):
 
 
 def grouped(costs: npt.NDArray[np.float64], num_ranks: int) -> npt.NDArray[np.int64]:
-    """Group rows of like costs, one for each rank: their places, (n, num_ranks), in each group the
-    costliest first. Groups whose largest cost is most above their mean come last."""
+    """Group rows of similar costs, one for each rank: their places, (n, num_ranks), in each group
+    the costliest first. Groups whose largest cost is most above their mean come last."""
     groups = np.argsort(-costs, kind="stable").reshape(-1, num_ranks)
     found = costs[groups]
     excess = found[:, 0] / np.maximum(found.sum(axis=1), 1)

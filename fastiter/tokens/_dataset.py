@@ -61,11 +61,11 @@ class TokenDataset(DatasetMixin):
     - ``segment_ids``: int32 (L,), 1, 2, ..., padding 0; ``document_ids``: int64 (L,), padding -1;
     - ``loss_mask``: float32 (L,), 0 where the label is ``ignore_index``;
     - ``n_tokens``, ``max_seqlen`` (of the longest segment): int32;
-    - ``cu_seqlens``: int32 (k + 1,), where each of the row's k segments begins, and where the last
-      one ends; in batches (B, most + 1), with the last value repeated;
+    - ``cu_seqlens``: int32 (k + 1,), the starts of the row's k segments, and the end of the last
+      segment; in batches (B, most + 1), with the last value repeated;
     - ``aligned`` columns: of their own dtype (L,), padding 0, or ``ignore_index`` if named labels.
 
-    L is ``length``, rounded up to ``pad_to_multiple_of``; without ``length`` that of the document.
+    L is ``length``, or else the document's length, rounded up to ``pad_to_multiple_of``.
 
     The label of a token is its document's next token, also if this token lies in the next row or
     behind a cut. ``ignore_index`` stands at a document's end. So each token is an input once in an
@@ -241,10 +241,10 @@ class TokenDataset(DatasetMixin):
     def for_transformers(
         cls, source: Any, length: int | None = None, *, packing: str | None = "bfd", **options: Any
     ) -> Self:
-        """Make the rows that causal models of transformers, and its Trainer, take.
+        """Make rows for causal models of transformers, and for its Trainer.
 
         These models shift labels by themselves: ``labels`` are ``input_ids``, with ``ignore_index``
-        where nothing is to be predicted (``shift_labels=False``). Rows that documents share have
+        where nothing is to be predicted (``shift_labels=False``). Rows of several documents have
         ``position_ids``, from which the models tell the documents apart; without ``length`` a row
         is a document, and has ``attention_mask``.
 
@@ -328,7 +328,7 @@ class TokenDataset(DatasetMixin):
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Have ``len`` and indexing mean the rows of another epoch, as of `DistributedSampler`."""
+        """Switch ``len`` and indexing to the rows of another epoch, as in `DistributedSampler`."""
         self._epoch = checked_int("epoch", epoch, minimum=0, maximum=_MOST_EPOCHS - 2)
         self._tell_epoch()
 
@@ -348,7 +348,7 @@ class TokenDataset(DatasetMixin):
         return self._planner.source.document(row_at(i, self.n_documents))
 
     def segments(self, i: int) -> npt.NDArray[np.int64]:
-        """Get what a row consists of: int64 (k, 3), each a document, a start in it, a length."""
+        """Get the segments of a row: int64 (k, 3), each a document, a start in it, and a length."""
         found = self._planner.segments(self._rows([i]))
         if found is None:
             raise out_of_range(i, len(self))
@@ -378,7 +378,7 @@ class TokenDataset(DatasetMixin):
         return lengths, costs
 
     def _rows(self, indices: list[int]) -> npt.NDArray[np.int64]:
-        """Indices as the planner has them. Those of iterators tell their epoch."""
+        """Indices as the planner has them. The indices of iterators include their epoch."""
         is_packed = self._words is not None
         tells = [is_packed and 0 < operator.index(i) >> EPOCH_SHIFT < _MOST_EPOCHS for i in indices]
         size = 0 if all(tells) else len(self)  # of all windows, which are counted for it

@@ -1,4 +1,4 @@
-"""Batches without padding, and where documents of a file of tokens begin."""
+"""Batches without padding, and the starts of documents in a file of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tokens lie: files that are mapped, Arrow columns, arrays."""
+"""Sources of tokens: files that are mapped, Arrow columns, arrays."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def token_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def open_bin(path: str, dtype: Any) -> Array:
-    """The tokens of a ``.bin`` file, behind the header of llm.c if it has that."""
+    """The tokens of a ``.bin`` file, behind the header of llm.c if there is one."""
     with open(path, "rb") as file:
         head = file.read(_LLMC_HEADER)
     magic, version, count = struct.unpack("<3i", head[:12].ljust(12, b"\0"))

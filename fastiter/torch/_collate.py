@@ -78,7 +78,7 @@ class DefaultCollate:
 
 
 def _batch_tree(schema: Any) -> Any:
-    """The containers of a batch: those of an example, but lists for tuples."""
+    """The containers of a batch: as in an example, but lists for tuples."""
     if schema.tree is not None:
         return _with_lists(schema.tree)
     if schema.container == BARE:
@@ -139,8 +139,8 @@ class ColumnsCollate(ConcatConverter):
 
 
 class ValuesCollate(ColumnsCollate):
-    """`default_collate` of columns of numbers and texts that come as Python's values, of which
-    torch makes int64, float64 and bool."""
+    """`default_collate` of columns of numbers and texts that come as Python's values, which torch
+    turns into int64, float64 and bool."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ValuesCollate, (self.padding,)
@@ -191,8 +191,8 @@ def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | N
 
 
 def has_torchs_table() -> bool:
-    """Whether the program has replaced no entry of torch's table that columns stand for, and added
-    none for what is written into columns."""
+    """Whether the program has changed no entry of torch's table that columns implement, and added
+    no entry for types that are written into columns."""
     for kinds, function in torch_collate.default_collate_fn_map.items():
         if kinds in _TABLE:
             if function.__module__ not in (torch_collate.__name__, __name__):
@@ -212,8 +212,8 @@ def _are_columns(schema: Schema, kinds: set[int]) -> bool:
 def collate(
     collate_fn: Callable[[list[Any]], Any], examples: list[Any], keys: Sequence[Any]
 ) -> Any:
-    """Call torch's `default_collate`, whose errors are told which example is the first that does
-    not fit."""
+    """Call torch's `default_collate`, and add the first example that does not fit to its
+    errors."""
     try:
         return collate_fn(examples)
     except Exception as error:
@@ -245,7 +245,7 @@ def stack(
     collate_fn_map: Any = None,
     take_memory: Callable[[int], memoryview] | None = None,
 ) -> torch.Tensor:
-    """As torch's own function for tensors, but in ordinary memory, or in what `take_memory` gives:
+    """As torch's own function for tensors, but in ordinary memory, or in memory of `take_memory`:
     torch's allocates a file of shared memory for each tensor that a worker makes."""
     first = batch[0]
     if first.is_nested or first.layout is not torch.strided:

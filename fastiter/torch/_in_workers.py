@@ -323,7 +323,7 @@ class WorkersIterator(LoaderIterator):
 
 
 class _ShardingInit:
-    """Calls ``worker_init_fn`` after a data pipe was told its part."""
+    """Calls ``worker_init_fn`` after a data pipe got its part."""
 
     def __init__(self, init_fn: Callable[[int], Any] | None, world_size: int, rank: int) -> None:
         self._arguments = init_fn, world_size, rank
@@ -333,8 +333,8 @@ class _ShardingInit:
 
 
 def _named(text: str, plan: Plan) -> str:
-    """The text of an error, with the keys of a batch that was made as a whole, of which the ring
-    knows a number only."""
+    """The text of an error, with the keys of a batch that was made as a whole: the ring knows only
+    its number."""
     if plan.request is None:
         return text
     assert plan.indices is not None

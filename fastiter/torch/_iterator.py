@@ -171,7 +171,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             return batch
 
     def _fetch(self, plan: Plan) -> Plan:
-        """Return this plan, the first one, or one that has become the first, with its outcome."""
+        """Return this first plan, or a plan that has become the first, with its outcome."""
         raise NotImplementedError
 
     def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
@@ -180,7 +180,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         raise NotImplementedError
 
     def _compare_length(self, n_yielded: int) -> None:
-        """Warn, as torch does, of a dataset that gives more than it has said."""
+        """Warn, as torch does, of a dataset that gives more examples than its length."""
         length = self._IterableDataset_len_called
         if length is None or n_yielded <= length:
             return
@@ -224,7 +224,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     # ---- state
 
     def _sampler_state(self, delivered: Plan | None = None) -> dict[str, Any]:
-        """Where the sampler is after what was delivered, and ``delivered``."""
+        """Position of the sampler after the delivered batches, ``delivered`` among them."""
         keys, plans, planned = self._sampler_iter, self._planner, self._planner.planned
         return {
             **keys.state((planned.position, planned.n_keys), plans.pending(delivered)),
@@ -240,7 +240,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         }
 
     def _fetch_again(self, resume: Resume | None) -> None:
-        """Fetch what was delivered after the state of the datasets was taken.
+        """Fetch the batches again that were delivered after the datasets' state was taken.
 
         Raises
         ------

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 class OrderKeys:
     """The keys of a sampler of torch's own over all examples, in order or shuffled, without a
-    Python object for each: int64 arrays. What an interrupt cuts short can be asked for again.
+    Python object for each: int64 arrays. A call that an interrupt cuts short can be repeated.
     """
 
     iterator = None
@@ -171,8 +171,8 @@ def _named(keys: Any, rows: EpochRows) -> Any:
 
 
 def epoch_rows(dataset: Any) -> EpochRows | None:
-    """The rows that a dataset has now, of one that has others in each epoch: workers may have a
-    copy from before."""
+    """The present rows of a dataset that has other rows in each epoch: workers may have a copy of
+    an earlier epoch."""
     epochs = epochs_of(dataset)
     return None if epochs is None else epochs.rows_of(epochs.epoch)
 
@@ -180,9 +180,9 @@ def epoch_rows(dataset: Any) -> EpochRows | None:
 class Keys:
     """Draws the keys of batches, and knows the sampler's state.
 
-    A place in an epoch is a number of batches and the number of keys in them: of keys of the
-    sampler that torch's `BatchSampler` cuts into batches; of another batch sampler, or where there
-    are no batches, each that it gives is one. Not all batches are delivered in their order.
+    A place in an epoch is a number of batches and the number of keys in them. Keys are those of
+    the sampler that torch's `BatchSampler` cuts into batches. With another batch sampler, or
+    without batches, each item that it gives is one key. Not all batches are delivered in order.
 
     Parameters
     ----------
@@ -243,8 +243,8 @@ class Keys:
             self.generator_states = states_of(self._generators)
 
     def load(self, main: dict[str, Any], is_finished: bool, is_endless: bool) -> None:
-        """Go on to where the sampler was, now: it draws its seed with its first key, and what is
-        loaded later, such as a dataset's state, may set the generator."""
+        """Move on to the sampler's position, now: it draws its seed with its first key, and states
+        that are loaded later, such as a dataset's, may set the generator."""
         n_keys, own = self.first[1], main["_index_sampler_state"]
         of_iterator = main["_sampler_iter_state"]
         if is_endless:
@@ -337,7 +337,7 @@ class Keys:
         }
 
     def state(self, place: tuple[int, int], pending: list[tuple[int, int, int]]) -> dict[str, Any]:
-        """Where to go on, if these batches, of those that were planned up to a place, were not
+        """The state from which to go on, if of the batches planned up to a place these were not
         delivered: number of each, keys before it, and its keys."""
         left = sorted(pending) + [one for one in self._left if one[0] >= place[0]]
         end = max(self._end, place)

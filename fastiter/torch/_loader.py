@@ -180,8 +180,9 @@ persistent_workers, pin_memory_device, in_order
         return made
 
     def _has_state(self) -> bool:
-        """Whether the iterators are fastiter's: other contexts than multiprocessing's own start
-        what is no process, or no child of this one, and torch's iterator is made for that."""
+        """Whether the iterators are fastiter's. Other contexts than multiprocessing's own may start
+        workers that are no processes, or no children of this one: for them torch's iterator is
+        used."""
         context: Any = self.multiprocessing_context
         return context is None or context is SAFE or type(context) in _CONTEXTS
 

@@ -18,10 +18,10 @@ class PaddingCollator:
 
     For ``data_collator=`` of its Trainer, and ``collate_fn=`` of a loader of any class. Rows are
     dicts of arrays, lists and numbers, like those of `TokenDataset` and `ArrowDataset`. Each field
-    becomes a tensor: of lists and arrays (B, longest), of numbers (B,). Integers become int64,
-    Python's floats float32; ``label`` and ``label_ids`` become ``labels``. ``attention_mask`` is
-    added, 1 and for padding 0, unless rows have it, or ``position_ids``, from which models tell
-    the documents of a packed row apart.
+    becomes a tensor: lists and arrays (B, longest), numbers (B,). Integers become int64,
+    Python's floats float32; ``label`` and ``label_ids`` become ``labels``. ``attention_mask`` (1;
+    padding 0) is added unless rows have it, or have ``position_ids``, by which models tell the
+    documents of a packed row apart.
 
     Parameters
     ----------

@@ -47,9 +47,9 @@ class _TorchCuda:
 class PinnedSlots(Registration):
     """The registration of a `BatchScheduler` whose batches a program copies to GPUs by itself.
 
-    It may copy on any stream of any GPU, as torch's own pinned memory allows, and torch tells of
-    its copies nobody but its own allocator. So a slot waits for all that the GPUs were given until
-    a `next()` after the last view of the slot has ended.
+    The program may copy on any stream of any GPU, as torch's own pinned memory allows, and torch
+    reports copies to its own allocator only. So a slot waits for all work that the GPUs got before
+    the `next()` after the end of the slot's last view.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -83,7 +83,7 @@ def _is_used(device: int) -> bool:
 
 
 def _event_of(device: int) -> torch.cuda.Event:
-    """An event behind all that a GPU was given, on whichever stream."""
+    """An event behind all work that a GPU got, on any stream."""
     driver, context = cuda_driver(), ctypes.c_void_p()
     with torch.cuda.device(device):
         event = torch.cuda.Event()

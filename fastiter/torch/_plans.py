@@ -20,7 +20,7 @@ MOST_ROWS = 1 << 16  # of a batch that is made from columns
 
 
 class Planned(NamedTuple):
-    """The state of a plan: what was planned up to it. `TurnPlanQueue` knows the first eleven."""
+    """The state of a plan: counts up to this plan. `TurnPlanQueue` knows the first eleven."""
 
     position: int = 0  #: batches of the sampler
     epoch: int = 0
@@ -51,7 +51,7 @@ class Plans(TurnPlanQueue):
     """Plans one batch for each of the sampler's keys, and assigns it to the next active worker; if
     not `in_order`, to the one of them that has the fewest to make.
 
-    `rows` is how many examples a batch from columns has at most, 0 if there are no such batches.
+    `rows` is the most examples in a batch from columns, 0 if there are no such batches.
     """
 
     progress: Delivered
@@ -124,7 +124,7 @@ class Plans(TurnPlanQueue):
         return Plan(np.array([number], np.int64), state, None, request, worker, number=number)
 
     def ask_schema(self) -> None:
-        """Have the next batch tell which columns the rows would fit into."""
+        """Have the worker of the next batch report columns into which the rows would fit."""
         self.has_columns = False
         self.order = None
         self.n_schemas = min(self.n_schemas + 1, _MOST_SCHEMAS)

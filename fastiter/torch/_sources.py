@@ -16,8 +16,8 @@ from fastiter.torch._collate import ValueColumns, has_torchs_table
 def fetched(loader: Any) -> Any:
     """The dataset that a new iteration of the loader fetches from, by the format that it has now.
 
-    `loader.dataset` is always what was given. A `datasets.Dataset` is read by its Arrow columns
-    where `default_collate` would make the same batches, or for `concat_examples`.
+    `loader.dataset` is always the program's own object. A `datasets.Dataset` is read by its Arrow
+    columns where `default_collate` would make the same batches, or for `concat_examples`.
     """
     dataset = loader.dataset
     datasets = sys.modules.get("datasets")
@@ -43,8 +43,8 @@ def fetched(loader: Any) -> Any:
 def _holds_values(dataset: Any, kinds: tuple[type, ...]) -> bool:
     """Whether an example is a dict of all columns, each a number or a text in each row.
 
-    In lists, structs and nulls, `default_collate` makes of the examples of a batch, or raises, what
-    does not follow from the columns' types.
+    With lists, structs and nulls, the result or error of `default_collate` does not follow from
+    the columns' types.
     """
     import pyarrow as pa
 

@@ -21,7 +21,7 @@ from fastiter._fetch.dataset_access import is_stateful
 
 class NotSaved(NamedTuple):
     """In place of the state of an object whose ``state_dict()`` has failed. The loop goes on: only
-    who asks for the loader's state has to know."""
+    a call of the loader's ``state_dict()`` raises."""
 
     text: str
 
@@ -68,7 +68,7 @@ def state_of(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, An
 
 
 def hold_state(workers: Iterable[dict[str, Any]]) -> bool:
-    """Whether one of what `state_of` gave has a state of the dataset's, or of its iterator's."""
+    """Whether a result of `state_of` has a state of the dataset, or of its iterator."""
     return any(
         worker["dataset_state"] is not None
         or (worker["fetcher_state"] or {}).get("dataset_iter_state") is not None
@@ -77,8 +77,8 @@ def hold_state(workers: Iterable[dict[str, Any]]) -> bool:
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """The generators that an iteration draws from: the loader's, and those of its samplers. Where
-    one is None, that is the global one."""
+    """The generators that an iteration draws from: the loader's, and those of its samplers. None
+    stands for the global generator."""
     found = [torch.default_generator if loader.generator is None else loader.generator]
     samplers = [loader.batch_sampler, loader.sampler]
     while samplers:
@@ -99,8 +99,8 @@ def draws_globally(loader: Any) -> bool:
 
 
 def epoch_of(sampler: Any) -> int | None:
-    """The epoch of a sampler that is told of it by ``set_epoch``, as torch's `DistributedSampler`;
-    else None."""
+    """The epoch of a sampler that has ``set_epoch``, as torch's `DistributedSampler`; else
+    None."""
     epoch = getattr(sampler, "epoch", None)
     return epoch if callable(getattr(sampler, "set_epoch", None)) and type(epoch) is int else None
 
@@ -149,7 +149,7 @@ def program_state(is_drawn_from: bool) -> dict[str, Any]:
 
 
 def unbegun_state(loader: Any) -> dict[str, Any]:
-    """The state before the first iteration. A dataset is not asked for its own."""
+    """The state before the first iteration, without a dataset's own state."""
     main = {"_index_sampler_state": state_if_any(drawn_from(loader._index_sampler))}
     refuse_lack(main)
     own = states_of(_own_generators(loader))
@@ -180,8 +180,8 @@ _FACTS = ("num_replicas", "batch_size")
 
 
 def drawn_from(sampler: Any) -> Any:
-    """The sampler whose keys are counted: the one that torch's `BatchSampler` cuts into batches, or
-    any other itself."""
+    """The sampler whose keys are counted: the sampler of a torch `BatchSampler`, or any other
+    sampler itself."""
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
@@ -213,8 +213,8 @@ def _length(value: Any) -> int | None:
 
 
 def other_workers(before: int, now: int) -> AssertionError:
-    """The error of a stream whose parts were those of another number of workers. It is of the class
-    that torchdata's loader raises."""
+    """The error of a stream whose parts belong to another number of workers. It has the class that
+    torchdata's loader raises."""
     return AssertionError(
         f"state_dict was saved with {before} workers, but num_workers is {now}: each worker's part "
         f"of an IterableDataset depends on this number; pass num_workers={before}"
