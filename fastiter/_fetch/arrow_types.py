@@ -1,6 +1,6 @@
 """Conversion of Arrow types to arrays, lists of arrays, texts, or objects as pyarrow converts them.
 
-pyarrow is imported by those who call: what is given here are its objects.
+The callers import pyarrow: this module gets its objects.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _lists(arrow_type: Any) -> Layout | None:
 
 
 class ObjectColumn:
-    """A column whose values pyarrow converts, one by one. ``fill`` takes the place of None."""
+    """A column whose values pyarrow converts, one by one. ``fill`` replaces None."""
 
     def __init__(
         self, chunked: Any, fill: Any = None, rows: ArrayRows | None = None, has_none: bool = False
@@ -170,7 +170,7 @@ class ObjectColumn:
 
 
 def _without_intervals(value: Any) -> Any:
-    """A value with tuples for those of pyarrow of months, days and nanoseconds, which cannot be
+    """A value with tuples for pyarrow's intervals of months, days and nanoseconds, which cannot be
     pickled."""
     if isinstance(value, dict):
         return {name: _without_intervals(each) for name, each in value.items()}
@@ -319,7 +319,7 @@ def _spread(rows: npt.NDArray[Any], valid: Any, kind: Any) -> Any:
 
 def null_elements(array: Any) -> npt.NDArray[np.bool_] | None:
     """For each row of an Arrow array whether a list in it, at any depth, has a null element; None
-    if no list has one. What pyarrow converts is not looked into."""
+    if no list has one. Values that pyarrow converts are not checked."""
     import pyarrow.compute as compute
 
     storage = getattr(array, "storage", array)

@@ -112,7 +112,7 @@ def _deciding_class(dataset: Any, names: frozenset[str]) -> type | None:
 class Epochs(NamedTuple):
     """Facts about a dataset that has other rows in each epoch.
 
-    It takes indices that tell their epoch: `token_rows.EPOCH_SHIFT`.
+    Its indices include their epoch: `token_rows.EPOCH_SHIFT`.
     """
 
     epoch: int  # that of indices which tell none
@@ -186,7 +186,7 @@ class ColumnGatherer:
         self._steps = steps_for(padding, plain.container, keys, specs, plain.reader.dtypes)
 
     def gather(self, indices: npt.NDArray[np.int64]) -> Any:
-        """The batch; None if it has to be made of examples, which then also raise what is wrong."""
+        """The batch; None if it has to be made of examples, which then also raise its errors."""
         if self._steps is None:
             return None
         try:

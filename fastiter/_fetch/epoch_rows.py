@@ -1,7 +1,8 @@
-"""The rows of an epoch that is planned in windows: how many there are, and what their indices are.
+"""The rows of an epoch that is planned in windows: their number, and their indices.
 
-Rows are numbered through their epoch. The index of a row, which iterators and workers have, tells
-epoch, window and place in the window, so that whoever fetches the row plans this window alone.
+Rows are numbered through their epoch. The index of a row, which iterators and workers have,
+includes epoch, window and place in the window, so that fetching the row needs the plan of this
+window alone.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class _Counts(NamedTuple):
 
 
 class EpochRows:
-    """Counts windows as far as it is asked, from 0 on, or from one that `begin` tells.
+    """Counts windows as far as requested, from 0 on, or from the window given to `begin`.
 
-    Any thread may ask.
+    Any thread may call it.
     """
 
     def __init__(self, planner: RowPlanner, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether a file is the one that it was when a dataset was made."""
+"""Checks that a file has not been replaced since a dataset was made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sign_of(path: str | int) -> Sign:
 
 
 def check_same(path: str, before: Sign) -> None:
-    """Raise ValueError unless a file is the one that it was."""
+    """Raise ValueError if a file has been replaced."""
     now = sign_of(path)
     if now == before or (now.machine != before.machine and now.size == before.size):
         return
@@ -31,7 +31,7 @@ def check_same(path: str, before: Sign) -> None:
 
 
 def another_file(path: str, difference: str) -> ValueError:
-    """The error of a file that is not the one that it was."""
+    """The error of a file that has been replaced."""
     return ValueError(
         f"{path} is another file than when the dataset was made: {difference}; make the dataset "
         "again"

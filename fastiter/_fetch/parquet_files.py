@@ -70,8 +70,8 @@ def open_again(path: str, facts: FileFacts, metadata: Any) -> tuple[Any, FileFac
 
 
 def checked_facts(path: str, file: BinaryIO, before: FileFacts | None) -> FileFacts:
-    """The facts of an open file; ValueError if it is neither the one that was looked at before nor
-    a copy of that."""
+    """The facts of an open file; ValueError if it is neither the file that was read before nor a
+    copy of it."""
     try:
         facts = facts_of(file)
     except ValueError as error:

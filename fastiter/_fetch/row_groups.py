@@ -1,14 +1,14 @@
 """Row groups of Parquet files, decoded once into memory that all processes share.
 
 The memory is a file of cells, each of which holds one decoded group; a table in another file says
-which. The table has a lock (`FileLocks`) for itself, and one for each group: whoever decodes a
-group, or frees its cell, holds that one alone; those who read from the cell hold it together. The
-kernel takes back the locks of a process that ends: a group that it has not finished is decoded by
-another.
+which. The table has a lock (`FileLocks`) for itself, and a lock for each group: a process that
+decodes a group, or frees its cell, holds the group's lock alone; readers of the cell share it. The
+kernel releases the locks of a process that ends: a group that it has not finished is decoded by
+another process.
 
-A worker may need a cell while all are in use. It takes that of the group that was needed longest
-ago, in the order of the plan, and waits while a row before its own needs that, or a group of such
-a row has no cell yet. So the worker that has the oldest rows never waits, and as long
+A worker may need a cell while all are in use. It takes the cell of the group that was needed
+longest ago, in the order of the plan, and waits while a row before its own needs this group, or a
+group of such a row has no cell yet. So the worker that has the oldest rows never waits, and as long
 as an order goes through windows of fewer groups than there are cells, no group is decoded twice.
 
 The file grows as cells are written: each has a part of it, and gets a larger one at the end when a
@@ -61,7 +61,7 @@ class Worker(Protocol):
     n_examples: int
 
     def claim(self) -> tuple[int, int]:
-        """A number of the iterator, and one that tells the order of its claims."""
+        """A number of the iterator, and a number that gives the order of its claims."""
 
     def rows_before(self) -> npt.NDArray[np.int64]:
         """Indices of rows of earlier claims that are not fetched yet."""
@@ -192,8 +192,8 @@ class RowGroups:
 
     def keep_for(self, window: int | None, user: object) -> None:
         """Keep the groups in memory that an order by windows of ``window`` groups needs, until
-        `leave`, or while ``user`` lives. None: the order goes through all rows at random, of which
-        a warning tells."""
+        `leave`, or while ``user`` lives. None: the order goes through all rows at random, which
+        causes a warning."""
         if window is None and len(self.ends) > DEFAULT_CELLS:
             warn_caller(
                 f"rows of {len(self.ends)} row groups of Parquet files are read in an order without"
@@ -282,8 +282,8 @@ class RowGroups:
 
     def pieces(self, rows: npt.NDArray[np.int64], whole: bool = False) -> Iterator[tuple[int, int]]:
         """Begin and end of parts of ``rows``, all of which exist. The rows of a part are there
-        until the next one is asked for, or the generator is closed. ``whole``: nothing if there are
-        not enough cells for a part that is all of them."""
+        until the next part is requested, or the generator is closed. ``whole``: nothing if there
+        are not enough cells for a part that is all of them."""
         numbers = np.searchsorted(self.ends, rows, side="right")
         if whole and len(np.unique(numbers)) > self.n_cells:
             return
@@ -508,7 +508,7 @@ class RowGroups:
         return int(header[_N_DECODED]), int(header[_CLOCK]), self._owners.tobytes()
 
     def _report(self, lock: int, seconds: float) -> None:
-        """Tell that a lock has not been given back for long."""
+        """Warn that a lock has not been released for long."""
         what = "the table of row groups"
         if lock != _TABLE:
             source = self._sources[lock - 1]
@@ -523,7 +523,7 @@ class RowGroups:
         )
 
     def report_wait(self, group: int, seconds: float) -> None:
-        """Tell that a wait for a group, or for a cell, has been in vain so far."""
+        """Warn that a wait for a group, or for a cell, takes long."""
         numbers = {group, *(self._owners[self._owners > 0] - 1).tolist()}
         held = [number for number in sorted(numbers) if self._locks.holders(1 + number)]
         self._report(1 + (group if group in held or not held else held[0]), seconds)

@@ -38,7 +38,7 @@ class Seeding:
 class SeededExamples:
     """A dataset whose examples are each fetched by itself, after ``seeding(next_seed())``.
 
-    A dataset that consists of columns, which draws nothing, is read as what it is.
+    A dataset that consists of columns, which draws no numbers, is read as columns.
     """
 
     def __init__(

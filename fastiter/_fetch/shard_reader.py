@@ -1,4 +1,4 @@
-"""Reads parts of shards, in the process or thread that is asked for them."""
+"""Reads parts of shards, in the process or thread that makes the request."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class _OpenShard:
                 break
 
     def close(self) -> None:
-        """Close a file or generator; what else was opened may be the program's."""
+        """Close a file or generator; other objects may belong to the program."""
         for each in (self._examples, self._opened):
             if isinstance(each, (io.IOBase, Generator)):
                 each.close()
@@ -124,8 +124,8 @@ class _OpenShard:
 class ShardReader:
     """Reads parts of shards. A shard stays open for its next part.
 
-    What is asked for does not depend on what was read before: a reader that was replaced, or is
-    asked for the same part again, opens the shard anew.
+    A request does not depend on earlier ones: a reader that was replaced, or gets a request for the
+    same part again, opens the shard anew.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ class ShardReader:
         self._sources: dict[int, _OpenShard] = {}
 
     def read(self, part: Part) -> Examples:
-        """Read a part. What the shard raises is in the result; `STOPS` pass."""
+        """Read a part. The result holds an exception of the shard; `STOPS` pass."""
         source = self._sources.pop(part.number, None)  # which an interrupt leaves unusable
         rows: list[Any] = []
         count = 0
@@ -188,7 +188,7 @@ class ShardReader:
         return Examples(rows, count, is_end, state, None)
 
     def close(self) -> None:
-        """Close all shards. What is read later is opened anew."""
+        """Close all shards. Later reads open them anew."""
         while self._sources:
             self._sources.popitem()[1].close()
 

@@ -1,7 +1,7 @@
 """Memory of this process that is a mapping of a file, which another process can map, too.
 
-The system's table of mappings tells which memory that is, whatever has mapped it: NumPy, torch,
-Arrow, a library in another language. Linux has that table; elsewhere no mapping is found.
+The system's table of mappings lists such memory, whether NumPy, torch, Arrow or a library in
+another language has mapped it. Linux has this table; elsewhere no mapping is found.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def address_of(buffer: memoryview) -> int:
 
 
 def _regions() -> list[_Region]:
-    """Mappings of files that have a name, by address. Those of torch's shared memory are none."""
+    """Mappings of files that have a name, by address, without torch's shared memory."""
     found: list[_Region] = []
     for line in _LINE.findall(_table("maps")):
         start, end, writable, shared, offset, inode, path = line

@@ -60,7 +60,7 @@ def dumps(
     """Pickles an object as `pickle.dumps` does, but torch's tensors as arrays, and all arrays in
     their byte order. `pickler`: the class to use instead of `pickle.Pickler`; `writable`:
     read-only arrays load writable; `mappings`: arrays in these files are not copied, if
-    `buffer_callback` finds them there, too; `reduce` is asked first how to pickle an object, and
+    `buffer_callback` finds them there, too; `reduce` is called first with each object, and
     returns None for an ordinary one."""
     kind: Any = pickler  # hashable, which mypy doubts
     tensors = torch_tensors.reducers(None if mappings is None else mappings.whole)
@@ -160,9 +160,9 @@ class Packed:
     """An object ready to be written into `size` bytes of memory.
 
     Buffers of at least `least` bytes are stored beside the pickle, which `make` makes, as `dumps`
-    does. With `writable`, read-only arrays load writable, as arrays in columns do. `placed` tells
-    at which offset of the shared memory a buffer lies already, so that it is not copied, or -1.
-    Nor are buffers copied that lie in `mappings`.
+    does. With `writable`, read-only arrays load writable, as arrays in columns do. `placed` returns
+    the offset at which a buffer already lies in the shared memory, so that it is not copied, or -1.
+    Buffers in `mappings` are not copied either.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ def unpack(
     Arrays of the result are views of it, and keep it alive; with `copy`, they have memory of their
     own.
 
-    OverwrittenError if it is not what was packed for the place in a slot that `seed` identifies.
+    OverwrittenError if it is not the object packed for the place in a slot that `seed` identifies.
     An image has no seed; `mapped` are its mappings of files.
     """
     if view.nbytes < _HEAD.size:

@@ -16,11 +16,11 @@ _TOO_SLOW = 1.5  # times what the other way took in the last trial: the next one
 
 
 class GatherTrial:
-    """Compares the time in ``next()`` if workers gather with that if the caller does.
+    """Compares the time in ``next()`` when workers gather with the time when the caller gathers.
 
-    A trial is four rounds of batches the other way. Trials become rare, but do not end: the loop
-    may change, and what else runs on the machine. A way that has become slower than the other one
-    was is left for a trial at once.
+    A trial is four rounds of batches the other way. Trials become rare, but do not end, since the
+    loop and the load of the machine may change. A way that has become slower than the last time of
+    the other way is left for a trial at once.
     """
 
     def __init__(self) -> None:

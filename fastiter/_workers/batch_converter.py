@@ -1,4 +1,4 @@
-"""The finish of a slot: what a converter makes of a batch, done by the worker that ends it."""
+"""The finish of a slot: the conversion of a batch by the worker that completes it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class BatchConverter(Protocol):
     """Makes batches of rows, in the worker or in the parent."""
 
     def finish(self, rows: row_writer.RowWriter) -> int:
-        """Leave something in the slot, and say what by flags. Runs in the worker that found all
-        rows done; never raises."""
+        """Leave a result in the slot, and return its kind as flags. Runs in the worker that found
+        all rows done; never raises."""
 
     @property
     def pads_alone(self) -> bool:

@@ -78,9 +78,9 @@ class CrashCounts:
         return self._ends.get((q, row), Exit())
 
     def clear(self, indices: npt.NDArray[np.int64], given_up: Iterable[int]) -> None:
-        """Forgets the deaths by the indices of a batch that is complete, but not that those of some
-        rows were given up: next time that takes one death, so that a batch which comes without such
-        an index costs one worker in each epoch and no more."""
+        """Forgets the deaths by the indices of a complete batch, but remembers indices that were
+        given up: next time one death is enough, so that such an index costs at most one worker
+        in each epoch."""
         if not self._deaths and not self._overruns and not self._given_up:
             return
         rows = set(given_up)
@@ -93,8 +93,8 @@ class CrashCounts:
                 self._given_up.discard(index)
 
     def delivered(self, q: int, left: Iterable[ScheduledBatch]) -> None:
-        """Forgets the deaths amid a batch that leaves the ring, in which others are left; how they
-        ended stays to be asked for until the next one leaves."""
+        """Forgets the deaths during a batch that leaves the ring while other batches stay; the
+        workers' ends can be read until the next batch leaves."""
         self._idle = 0
         self._of_finish.pop(q, None)
         if self._ends:

@@ -23,8 +23,8 @@ def read_irregular(
     crash_counts: CrashCounts,
     tolerates: bool,
 ) -> tuple[dict[int, Any], list[Failure]]:
-    """Load the rows that are not in the columns: those of `codes`, (row, code), ascending. Unless
-    the batch `tolerates` failures, the first one is enough. Returns the examples, by row, and the
+    """Load the rows that are not in the columns, given by `codes`, (row, code), ascending. Unless
+    the batch `tolerates` failures, the first failure ends it. Returns the examples, by row, and the
     failures."""
     examples: dict[int, Any] = {}
     failures: list[Failure] = []

@@ -3,8 +3,8 @@
 The fork server of multiprocessing belongs to the program: modules to import and a mask of signals
 would be set for all other processes of the program, too. So a second server of the same kind runs
 here. Ctrl-C is blocked in it, and in each of its workers from the first instruction on. It imports
-once what all workers need (`fastiter._workers.forkserver_preload`): fastiter, the main module,
-modules that the pickle of the dataset names, and what the program gave to `set_forkserver_preload`.
+the modules of all workers once (`fastiter._workers.forkserver_preload`): fastiter, the main module,
+modules that the pickle of the dataset names, and the arguments of `set_forkserver_preload`.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _preload_text(modules: list[str]) -> str:
 
 
 def _is_found_by_others() -> bool:
-    """Whether a fresh interpreter would find this copy of the package. A server does not learn
-    what the program has done to its `sys.path`, and must not import another copy."""
+    """Whether a fresh interpreter would find this copy of the package. A server does not know
+    the program's changes of `sys.path`, and must not import another copy."""
     places = [] if sys.flags.isolated or getattr(sys.flags, "safe_path", False) else [""]
     if not sys.flags.ignore_environment:
         places += os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -64,14 +64,14 @@ class WaitLimit(Protocol):
 class Pool:
     """Workers, the ring between them and the caller, and the arena that holds it.
 
-    The iterator uses the pool's `ring` itself for what it does for each batch while nothing special
-    happens: topping up, and taking batches.
+    For the usual work on each batch, topping up and taking batches, the iterator uses the pool's
+    `ring` itself.
 
-    A batch has `rows` examples at most; the loop that goes on has `n_held` slots. `most_workers`
-    and `most_prefetch` are how far `adjust` may go, no further than now by default. `lock` is the
+    A batch has at most `rows` examples; a loop that goes on holds `n_held` slots. `most_workers`
+    and `most_prefetch` are the limits of `adjust`, by default the present numbers. `lock` is the
     iterator's. `timeouts` limit the waits, instead of `dataset_timeout`. With `n_retries`, workers
-    that take too long are ended, and their rows fetched again that often. The rest is as in
-    MultiprocessIterator.
+    that take too long are ended, and their rows fetched again up to `n_retries` times. The other
+    arguments are those of MultiprocessIterator.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Pool:
         self._at_exit = shutdown.end_at_exit(self, lock)
 
     def open(self, lifts: bool = True) -> None:
-        """Start the workers. What is scheduled before, they find when they begin.
+        """Start the workers. They find batches that were scheduled before.
 
         Without ``lifts`` the first batch does not wait for the program's threads of OpenBLAS, which
         are to start after the forks: they start when it is complete, and `look` ends them with the
@@ -155,10 +155,10 @@ class Pool:
         return self.pid == os.getpid()
 
     def wait(self, overtaking: PlanQueue | None = None) -> None:
-        """Blocks until the first batch is complete; or, if plans are given, until any one is, which
-        becomes the first.
+        """Blocks until the first batch is complete; or, if plans are given, until any batch is
+        complete, which becomes the first.
 
-        Raises TimeoutWarning and KeyboardInterrupt, of which nothing is lost: the next call waits
+        Raises TimeoutWarning and KeyboardInterrupt, which lose no batch: the next call waits
         for the same batch; and an error if the dataset cannot be loaded in the workers, or they die
         before they work.
         """
@@ -183,8 +183,8 @@ class Pool:
     def deliver(self, plan: Plan, policy: FailurePolicy | None) -> Any:
         """Take the first batch, that of `plan`, out of the ring, and return it or its `Failure`.
 
-        `policy` decides about rows that have failed; without one the first is the batch's failure.
-        Raises what belongs to the batch, too: a field cannot be loaded, or the converter raises.
+        `policy` decides about rows that have failed; without it the first is the batch's failure.
+        Raises errors of the batch, too: a field cannot be loaded, or the converter raises.
         """
         record = self.ring.scheduled[0]
         lease = None
@@ -300,7 +300,7 @@ class Pool:
     # ---- settings that change
 
     def _engage(self) -> None:
-        """Tells the workers which of them there shall be."""
+        """Sets the number of workers that the ring counts with."""
         numbers = self._group.numbers
         self.ring.set_worker_count(
             max(numbers, default=0) + 1, _SPIN if len(numbers) < allowed_cpus() else 0
@@ -540,9 +540,9 @@ class Pool:
         )
 
     def _take_from_ended(self) -> None:
-        """Has other workers fetch at once what workers fetched that took too long. What these own
-        stays theirs until they end; of those that do not end by SIGKILL, the batches move to other
-        slots."""
+        """Has other workers fetch at once the rows of workers that took too long. Rows that these
+        own stay theirs until they end; if SIGKILL does not end them, their batches move to
+        other slots."""
         for worker in list(self._group.workers.values()):
             if worker.overrun is None:
                 continue

@@ -46,7 +46,7 @@ NO_STEP = -100  # in place of an index: the worker does not go on between two st
 
 
 class WorkerProcess:
-    """A running worker, and the descriptors that tell of its death."""
+    """A running worker, and the descriptors that signal its death."""
 
     def __init__(self, number: int, start: int, process: Any, stacks: int, method: str):
         self.number = number
@@ -83,15 +83,15 @@ class WorkerProcess:
         self.allowed = 0.0  # when it was let into its start; 0: not yet
 
     def open_pidfd(self) -> None:
-        """Opens what tells of its end. Where that is not to be had (an old kernel, another system),
-        the process' own status does."""
+        """Opens the descriptor that signals its end. If there is none (an old kernel, another
+        system), the process' own status is used."""
         with contextlib.suppress(AttributeError, OSError), fds.lock():
             self.pidfd = os.pidfd_open(self.pid)
             self.pidfd = fds.above_stdio(self.pidfd)
             fds.held.add(self.pidfd)
 
     def tell_number(self) -> None:
-        """Has a spare take its number and begin. Only the first call tells it."""
+        """Has a spare take its number and begin. Only the first call has an effect."""
         if self.number_pipe >= 0:
             with contextlib.suppress(BrokenPipeError), fds.unless_closed():  # it has died
                 os.write(self.number_pipe, b"%d" % self.number)
@@ -143,7 +143,7 @@ class WorkerProcess:
         return self.is_abandoned or 0 < self.ended <= status.now() - STUCK_SECONDS
 
     def _lose_pidfd(self) -> None:
-        """The program has closed it. The number may now be that of another file."""
+        """The program has closed it. Its number may now belong to another file."""
         fds.held.discard(self.pidfd)
         self.pidfd = -1
 
@@ -154,11 +154,11 @@ class WorkerProcess:
         return WAITS
 
     def waits_for_ever(self) -> bool:
-        """Whether no thread of it goes on, by this look and an earlier one.
+        """Whether no thread of it goes on, by this check and an earlier one.
 
-        In between, each of its threads has waited in the same private futex (what locks of Python
-        and of C libraries wait in) without a time limit. Only another thread of the same process
-        ends such a wait, and none of them will. False where the system does not tell.
+        Between the two checks, each of its threads has waited in the same private futex (as locks
+        of Python and of C libraries do) without a time limit. Only another thread of the same
+        process can end such a wait, and all of them wait. False if the system does not report it.
         """
         waits, now = self._endless_waits(), status.now()
         if not waits or waits != self._waits:
@@ -212,7 +212,7 @@ class WorkerProcess:
 
 
 def _is_endless_wait(call: bytes) -> bool:
-    """Whether proc_pid_syscall(5) tells of a wait in a private futex without a time limit."""
+    """Whether proc_pid_syscall(5) shows a wait in a private futex without a time limit."""
     words = call.split()
     if words[0] != _FUTEX.get(os.uname().machine):
         return False

@@ -97,8 +97,8 @@ class WorkerGroup:
 
     With `spares`, and unless workers are forked, there is a spare process: it has loaded the
     dataset, waits, and takes the number of the next worker that has ended. Until then it has the
-    number `count`, for what it tells of its start. It is never waited for: if it has died, or is
-    not ready, another process is started as without it."""
+    number `count` for the reports of its start. Nothing waits for it: if it has died, or is not
+    ready, another process is started as without it."""
 
     _life = (-1, -1)  # the parent-death pipe
 
@@ -146,7 +146,7 @@ class WorkerGroup:
         """Opens what all workers share, and starts them all. `lifts` as in `ready_to_fork`.
 
         Unless they are forked, they wait at the start barrier until the dataset's image is written:
-        that, and what they import until then, is most of what a start costs.
+        writing it, and the imports meanwhile, take most of the time of a start.
         """
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
@@ -192,7 +192,7 @@ class WorkerGroup:
         fds.held.update(self._workers_own, (self._life[1],))
 
     def _tell_of_time(self, image: Shared[Job], seconds: float) -> None:
-        """Tells the log, once a program, of an image that takes long to make."""
+        """Logs, once a program, that an image takes long to make."""
         global _has_told_of_time
         self._image_seconds += seconds
         if self._image_seconds > SLOW_IMAGE_SECONDS and not _has_told_of_time:
@@ -293,7 +293,7 @@ class WorkerGroup:
         return self.has_spare and self._spare is None and self._method != "fork"
 
     def start_spare(self) -> None:
-        """Starts the process that takes the place of the next worker that ends."""
+        """Starts the process that replaces the next worker that ends."""
         with fds.lock():
             ends = fds.pipe()
             fds.held.add(ends[1])
@@ -586,8 +586,8 @@ class WorkerGroup:
         return report["rows"] + report["claims"]
 
     def stacks_of(self, workers: list[WorkerProcess], seconds: float) -> dict[int, str]:
-        """The workers' Python stacks now, by number, also where they hang. All are asked at once,
-        and `seconds` is the time for all of them."""
+        """The workers' present Python stacks, by number, also of hanging workers. All are requested
+        at once, and `seconds` limits the wait for all of them."""
         texts = {worker.stacks: b"" for worker in workers}
         poll = select.poll()
         for worker in workers:

@@ -1,4 +1,4 @@
-"""Handles of objects that live once in shared memory: what the dataset's transport runs on.
+"""Handles of objects that live once in shared memory: the basis of the dataset's transport.
 
 The object is pickled once, its large buffers beside the pickle, into an image. Each process loads
 it from a private mapping of that image: its arrays are views of the same pages, until it writes.
@@ -88,9 +88,9 @@ class Shared(Generic[T]):
         make: Callable[..., bytes] = dumps,
         mappings: FileMappings | None = None,
     ) -> Shared[T]:
-        """A handle whose memory is still to be filled, by `write`. The value is pickled now, but
-        for its large buffers, and those in `mappings` stay where they are. `what` and `remedy` are
-        for the error where it does not fit."""
+        """A handle whose memory is still to be filled, by `write`. The value is pickled now, except
+        its large buffers; buffers in `mappings` stay where they are. `what` and `remedy` are
+        for the error if it does not fit."""
         with packing() as carried:
             packed = Packed(value, _BUFFER_BYTES, make, writable=False, mappings=mappings)
         files = () if mappings is None else tuple(mappings.used)
@@ -114,13 +114,12 @@ class Shared(Generic[T]):
     @property
     def value(self) -> T:
         """The object, in this process. It is loaded at the first use, and is the same from then
-        on. Its arrays are writable where those of the original were; what is written stays in this
-        process.
+        on. Its arrays are writable if those of the original were; writes stay in this process.
 
         Raises
         ------
         Exception
-            What the loading of the pickle raises; MemoryError if the address space is used up;
+            Errors of loading the pickle; MemoryError if the address space is used up;
             ValueError if the handle was closed before.
         """
         try:
@@ -142,7 +141,7 @@ class Shared(Generic[T]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of shared memory, without that of handles inside."""
+        """Bytes of shared memory, without the memory of handles inside."""
         return self._image.nbytes
 
     @property
@@ -260,12 +259,12 @@ def share(obj: T) -> Shared[T]:
 
 
 class StartReducer:
-    """Pickles what only multiprocessing's own pickler brings into another process, which it does
-    while that starts: locks and queues, tensors and numbers in shared memory, sockets. It travels
-    beside an image, with each start of a worker.
+    """Pickles objects that only multiprocessing's own pickler can bring into another process, and
+    only while that process starts: locks and queues, tensors and numbers in shared memory, sockets.
+    The pickle travels beside an image, with each start of a worker.
 
-    Parts of the program may have taught that pickler more types. With `probes`, objects are also
-    asked whether they want to be pickled elsewhere: most of those that refuse are in no table.
+    Parts of the program may have registered more types with that pickler. With `probes`, objects
+    are also tried with ``__reduce_ex__``: most types that refuse it are in no table.
     """
 
     def __init__(self, mappings: FileMappings, probes: bool = False):
@@ -316,8 +315,8 @@ def _beside(obj: object) -> tuple[Any, ...]:
 
 
 class Later(Generic[T]):
-    """Something that a process which starts gets as a pickle, and loads when it is ready for it.
-    The pickle holds what only multiprocessing may pickle."""
+    """An object that a starting process gets as a pickle, and loads when it is ready.
+    The pickle holds objects that only multiprocessing may pickle."""
 
     def __init__(self, value: T):
         self._value = value

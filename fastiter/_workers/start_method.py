@@ -62,9 +62,9 @@ class Start(NamedTuple):
         return name
 
     def now(self) -> Start:
-        """How to start the next worker, given the threads of this process now. If it `is_safe`, the
-        fork server replaces a fork that would be unsafe; where it cannot, a warning tells of it,
-        once."""
+        """Start method of the next worker, given the present threads of this process. If it
+        `is_safe`, the fork server replaces a fork that would be unsafe; if it cannot, there is a
+        warning, once."""
         reason = why_not_fork() if self.is_safe and self.method == "fork" else None
         if reason is None:
             return self
@@ -151,11 +151,11 @@ def _tell_of_fork(reason: str, why: str, caller: Caller) -> None:
 
 
 def warn_of_fork(datasets: Iterable[Any], caller: Caller) -> None:
-    """Warn, once in a program, of what is known to fail in forked workers: threads of gRPC, and
-    memory of a GPU that one of `datasets` holds.
+    """Warn, once in a program, of two things that fail in forked workers: threads of gRPC, and
+    GPU memory in one of `datasets`.
 
-    Other threads are no reason to warn. Most programs have some, and most forks beside them are
-    right; a worker that waits for a lock of theirs is found, and replaced.
+    Other threads are no reason to warn. Most programs have threads, and most forks beside them
+    succeed; a worker that waits for a lock of such a thread is found, and replaced.
     """
     if _warned:
         return
@@ -173,7 +173,7 @@ def warn_of_fork(datasets: Iterable[Any], caller: Caller) -> None:
 
 
 def _holds_gpu_memory(dataset: Any) -> bool:
-    """Whether an attribute of a dataset, or of one that it wraps, is an array of a GPU."""
+    """Whether an attribute of a dataset, or of a wrapped dataset, is an array of a GPU."""
     torch = sys.modules.get("torch")
     tensor = getattr(torch, "Tensor", ())
     for _ in range(_DEEPEST):
@@ -226,7 +226,7 @@ def require_guard(start: Start) -> None:
 
 
 def _is_imported_by_workers() -> bool:
-    """Whether multiprocessing imports the main module at all: not that of `python -m package`."""
+    """Whether multiprocessing imports the main module at all: not for `python -m package`."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     name: str = getattr(spec, "name", None) or ""
     return not (name == "__main__" or name.endswith(".__main__"))

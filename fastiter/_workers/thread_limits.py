@@ -40,14 +40,14 @@ SPIN_SECONDS = 0.1  # of a thread of OpenBLAS that has nothing to compute
 
 
 def native_threads() -> int:
-    """Threads of this process that Python does not know, but for those that are harmless to forks;
-    0 where the system does not tell."""
+    """Number of threads of this process that Python does not know, without threads that are
+    harmless to forks; 0 if the system does not report them."""
     tasks = _tasks() - {thread.native_id for thread in threading.enumerate()}
     return sum(not _is_harmless(task) for task in tasks)
 
 
 def has_threads() -> bool:
-    """Whether this process has more than one thread; False where the system does not tell."""
+    """Whether this process has several threads; False if the system does not report them."""
     return len(_tasks()) > 1
 
 
@@ -73,14 +73,14 @@ def names_of_native_threads() -> list[str]:
 
 
 def _tasks() -> set[int]:
-    """Ids of the threads of this process; none where the system does not tell."""
+    """Ids of the threads of this process; empty if the system does not report them."""
     with contextlib.suppress(OSError):
         return {int(name) for name in os.listdir("/proc/self/task")}
     return set()
 
 
 def _is_harmless(task: int) -> bool:
-    """Whether a thread has ended by now, or is that of jemalloc, the allocator of pyarrow.
+    """Whether a thread has ended by now, or belongs to jemalloc, the allocator of pyarrow.
 
     jemalloc takes its locks before a fork and releases them in both processes afterwards, by
     pthread_atfork.

@@ -1,4 +1,4 @@
-"""Limits the time of one step of a worker: warns of what takes longer, or ends the worker."""
+"""Limits the time of one step of a worker: warns of longer steps, or ends the worker."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _Late = tuple["WorkerProcess", int, float]  # with its step, and for how long
 class Timeouts:
     """Looks at the workers' reports while `next()` waits, and with `retries` at each `next()`.
 
-    `seconds` is how long one of them may take for one thing; None limits nothing. What takes longer
-    is warned of. With `retries` the worker is ended: a call for k rows may take k times `seconds`
-    then, but not if it is over one of them and takes far longer than calls have taken so far; and
-    the start of a process, which is warned of before, 30 s and 10 times `seconds`.
+    `seconds` limits one step of a worker; None sets no limit. Longer steps cause a warning. With
+    `retries` the worker is ended. A call for k rows may then take k times `seconds`, unless it
+    takes more than `seconds` and far longer than calls have taken so far. The start of a process
+    may take 30 s and 10 times `seconds`, with a warning before.
 
     Time in which this process does not run (SIGSTOP, a debugger, a frozen control group) does not
     count then: while `next()` waits, what exceeds the sleep; between two calls, what exceeds half
@@ -146,9 +146,9 @@ class Timeouts:
     # ---- look
 
     def look(self, goal: str) -> None:
-        """Warns of what takes too long, by one warning for each further period, or ends the worker.
-        Where warnings are errors, it raises them, and does not repeat them. `goal` is what is
-        waited for."""
+        """Warns of steps that take too long, once for each further period, or ends the worker.
+        If warnings are errors, it raises them, and does not repeat them. `goal` names the aim of
+        the wait."""
         if self.seconds is None:
             return
         now = status.now()

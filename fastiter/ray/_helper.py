@@ -1,9 +1,9 @@
 """The process that is Ray's driver, and worker 0 of the local ring: it has rows fetched elsewhere.
 
-Ray ends a driver when its raylet or the head is lost. This process has no example in hand that
-others could not fetch, so its end costs the program a `ClusterError` and nothing else. It promises
-to fetch rows, and writes them when they come; what it has promised is nobody's yet. So rows of a
-worker that died, is silent or slow are fetched by another one, and the first answer counts.
+Ray ends a driver when its raylet or the head is lost. Other workers can fetch all rows of this
+process, so its end costs the program only a `ClusterError`. It promises to fetch rows, and writes
+them when they come; promised rows belong to no worker yet. So rows of a worker that died, is silent
+or slow are fetched by another worker, and the first answer counts.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Helper:
         self._assign_again([worker for worker in ready if not worker.calls])
 
     def _next_parts(self, most: int) -> list[RemotePart]:
-        """Parts for one call, of `most` rows or a few more; a suspect one goes alone."""
+        """Parts for one call, of `most` rows or a few more; a suspect part goes alone."""
         parts: list[RemotePart] = []
         while self._pending and len(parts) < MOST_PARTS and _rows_of(parts) < most:
             if parts and (parts[0].is_suspect or self._pending[0].is_suspect):
@@ -249,8 +249,8 @@ class Helper:
             part.workers.append(worker)
 
     def _assign_again(self, idle: list[Remote]) -> None:
-        """Have others fetch, too, what silent workers have; and, where rows are hedged, idle ones
-        what is late. Local workers look for themselves, at the oldest."""
+        """Have other workers fetch the rows of silent workers, too; and, if rows are hedged, idle
+        workers late rows. Local workers choose the oldest rows themselves."""
         busy = sorted((w for w in self._workers.values() if w.calls), key=lambda w: w.since)
         if self._job.hedges and self._job.n_local and busy:
             first = busy[0].calls[0][0]
@@ -281,7 +281,7 @@ class Helper:
     # ---- what comes back
 
     def _look(self, seconds: float) -> None:
-        """Wait for answers, and act on what has come."""
+        """Wait for answers, and process them."""
         self._watch_workers()
         asked = {ref: worker for worker in self._workers.values() for ref in worker.answers}
         done, _ = ray.wait([*asked], num_returns=len(asked), timeout=0)
@@ -328,8 +328,8 @@ class Helper:
         self._drop(worker, Exit(worker.beat.pid, f"died {worker.beat.place}"))
 
     def _drop(self, worker: Remote, end: Exit | Overrun | None = None) -> None:
-        """End a worker, and have others fetch what it has: row by row what may be the cause of
-        `end`. `_watch_workers` starts another in its place."""
+        """End a worker, and have others fetch its rows: row by row if they may be the cause of
+        `end`. `_watch_workers` starts another worker in its place."""
         del self._workers[worker.number]
         ray.kill(worker.actor)
         for number, call in enumerate(worker.calls):
@@ -342,8 +342,8 @@ class Helper:
                     self._pending.appendleft(part)
 
     def _suspect(self, worker: Remote, part: RemotePart, end: Exit | Overrun) -> None:
-        """Have rows fetched one by one, and give up the one that has ended workers again and again:
-        of a death the row that was alone, of an overrun the index that took too long."""
+        """Have rows fetched one by one, and give up a row that has ended workers again and again:
+        for a death the row that was alone, for an overrun the index that took too long."""
         for row, index in enumerate(part.indices, part.first):
             is_known = end.step == index if isinstance(end, Overrun) else len(part.indices) == 1
             q = part.place[0]

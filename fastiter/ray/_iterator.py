@@ -82,8 +82,8 @@ class RayIterator(MultiprocessIterator):
     The batches are those of `MultiprocessIterator`, in the same order, with the same state: each
     of the two continues a state of the other. A helper process of this machine talks to Ray, and
     copies the examples of the nodes into this machine's ring; the program itself need not be
-    connected to Ray.
-    ``next()`` raises `ClusterError` if the connection with the cluster cannot be made, or is lost.
+    connected to Ray. ``next()`` raises `ClusterError` if the connection to the cluster cannot be
+    made, or is lost.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class RayIterator(MultiprocessIterator):
 
     @property
     def n_workers(self) -> int:
-        """Workers on the cluster that are asked for, now."""
+        """Present number of requested workers on the cluster."""
         return self._wanted.get()  # type: ignore[no-any-return]
 
     def _open_reading(self, store: PartStore) -> MultiprocessIterator | None:

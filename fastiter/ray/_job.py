@@ -25,11 +25,12 @@ _HEAD = struct.Struct("<II")  # size and checksum
 
 
 class ClusterError(RuntimeError):
-    """The cluster cannot be reached, or what connects this program with it was lost.
+    """The cluster cannot be reached, or the connection to it was lost.
 
-    That is the head of the cluster, the raylet of this machine, or the helper process of the
-    iterator. A lost node or worker is no error: others make the rows. No batch is lost: the next
-    call of ``next()`` connects again, and a saved state goes on with any iterator.
+    The connection consists of the head of the cluster, the raylet of this machine, and the helper
+    process of the iterator. A lost node or worker is no error: others fetch its rows. No batch
+    is lost: the next call of ``next()`` connects again, and a saved state goes on with any
+    iterator.
     """
 
 
@@ -90,7 +91,7 @@ class ClusterJob(BatchJob):
 
 
 def image_of(dataset: Any, worker_init: Any) -> Shared[Any]:
-    """The image of a dataset for all nodes. What the main module defines travels by value."""
+    """The image of a dataset for all nodes. Definitions of the main module travel by value."""
     make = functools.partial(dumps, pickler=ray.cloudpickle.CloudPickler)
     module = sys.modules["__main__"]
     if module.__name__ != "__main__":  # of a process that multiprocessing has spawned

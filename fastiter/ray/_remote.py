@@ -67,7 +67,7 @@ def versions() -> str:
 
 def adopt_main() -> None:
     """Let classes of the program's main module, which have travelled by value, pickle by name: an
-    exception or an example arrives in the program as what it is there."""
+    exception or an example arrives in the program with the program's own class."""
     module = sys.modules["__main__"]
     sys.modules.setdefault("__mp_main__", module)  # its name where multiprocessing has spawned it
     for found in gc.get_objects():
@@ -133,7 +133,7 @@ class NodeWorker:
         return answers
 
     def _with_schema(self, record: bytes) -> tuple[BatchScheduler, row_writer.PartWriter]:
-        """The ring, whose batches have the columns of a schema, and what fills it."""
+        """The ring, whose batches have the columns of a schema, and its writer."""
         if self._ring is None or record != self._record:
             arena = Arena.create(MOST_PARTS + 2, 1, self._rows, 2)
             ring = BatchScheduler(arena, 0, 0)
@@ -159,8 +159,8 @@ class NodeWorker:
 
 
 def _image_of(nearby: tuple[int, int] | None, refs: list[Any]) -> Image:
-    """The image that another worker of this node has; if that cannot be had, a copy of what is in
-    the node's object store: arrays of that would be read-only."""
+    """The image of another worker of this node; without such a worker, a copy of the object in the
+    node's object store, since its arrays would be read-only."""
     with contextlib.suppress(OSError):
         if nearby is not None:
             fd = os.open("/proc/{}/fd/{}".format(*nearby), os.O_RDONLY | os.O_CLOEXEC)

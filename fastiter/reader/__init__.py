@@ -45,6 +45,6 @@ _INSTEAD = {
 
 
 def __getattr__(name: str) -> object:
-    """Say what takes the place of names of Paddle's that do not exist here."""
+    """Name the replacements of Paddle's names that do not exist here."""
     instead = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")

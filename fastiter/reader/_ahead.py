@@ -109,7 +109,7 @@ class Ahead:
         return self._next is not _END
 
     def pop(self) -> Any:
-        """The next sample; raises what the reader or the mapper raised instead."""
+        """The next sample; raises the exception of the reader or the mapper instead."""
         sample, self._next = self._next, None
         self._n_delivered += 1
         if self._room.empty():
@@ -272,7 +272,7 @@ def xmap_readers(
     Returns
     -------
     callable
-        A reader of what `mapper` returns. An exception of `mapper` or `reader` ends the pass. The
+        A reader of the results of `mapper`. An exception of `mapper` or `reader` ends the pass. The
         threads end with the pass, also if the loop leaves it early.
     """
     require_readers((reader,))

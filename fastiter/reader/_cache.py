@@ -1,4 +1,4 @@
-"""The `cache` decorator: a reader that keeps what it has read."""
+"""The `cache` decorator: a reader that keeps its samples."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
     Returns
     -------
     callable
-        A reader of what `func` returns.
+        A reader of the results of `func`.
     """
     require_readers(readers)
     return partial(_map_readers, func, *readers)

@@ -63,8 +63,8 @@ class ReaderGroup:
             raise
 
     def take(self) -> list[Any] | None:
-        """Block until there are samples of one reader, in its order; None at the end. Raises what a
-        reader raised, or `WorkerDiedError` if its process died, after all its samples."""
+        """Block until there are samples of one reader, in its order; None at the end. Raises the
+        exception of a reader, or `WorkerDiedError` if its process died, after all its samples."""
         if os.getpid() != self.pid:
             raise RuntimeError(
                 "this pass over readers belongs to the process that forked this one: call the "

@@ -22,8 +22,8 @@ def multiprocess_reader(
 ) -> Reader:
     """Run each reader in a process of its own, and merge their samples.
 
-    Samples arrive as they become ready, those of one reader in its order. A sample is any object
-    that can be pickled, except None. It keeps its type, and its arrays may be kept and written to.
+    Samples arrive as they become ready; samples of one reader keep their order. A sample is any
+    object that can be pickled, except None. It keeps its type, and its arrays may be kept and written to.
     Arrays travel through shared memory; if samples are alike, they arrive as views of it.
 
     Each pass starts new processes at its first sample. They end with the pass: at its end, if the
@@ -49,9 +49,10 @@ def multiprocess_reader(
     Returns
     -------
     callable
-        A reader of all samples. It raises what a reader raised, with its own type and the worker's
-        traceback, after that reader's samples; ValueError for a sample that is None;
-        `WorkerDiedError` if a reader's process died; `DatasetError` for what cannot be pickled.
+        A reader of all samples. It raises the exception of a reader, with its own type and the
+        worker's traceback, after that reader's samples; ValueError for a sample that is None;
+        `WorkerDiedError` if a reader's process died; `DatasetError` for objects that cannot be
+        pickled.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Readers: what they are, checks of their arguments, and how a pass is opened and closed."""
+"""Readers: checks of arguments, and opening and closing of passes."""
 
 from __future__ import annotations
 
