@@ -39,11 +39,12 @@ class WorkerStats:
     busy_seconds : float
         Time in which the worker was making examples or finishing a batch.
     fetch_seconds, write_seconds : float
-        Time in the dataset, and copying what it returned. Estimated from a sample if examples are
+        Time in the dataset, and in copying its examples. Estimated from a sample if examples are
         cheap. A thread's writing is part of its fetching; columns that are gathered directly from
         a dataset's arrays count as writing.
     finish_seconds : float
-        Time in padding and converters: the worker that completes a batch does them for all of it.
+        Time in padding and converters: the worker that completes a batch runs them for the whole
+        batch.
     cpu_seconds : float
         CPU time of the worker.
     cpu_wait_seconds : float
@@ -113,8 +114,8 @@ class IteratorStats:
     """Counters of an iterator, and the time that the loop waited for it.
 
     ``iterator.stats()`` counts since the first ``next()``; the difference ``later - earlier`` of
-    two of them covers the time between. Counters are never reset. ``str()``, or `summary`, formats
-    them for reading.
+    two such statistics covers the time between. Counters are never reset. ``str()``, or `summary`,
+    formats them for reading.
 
     Attributes
     ----------
@@ -123,7 +124,7 @@ class IteratorStats:
     batches, examples : int
         Numbers of delivered batches and examples.
     errors : int
-        Calls of ``next()`` that raised what the dataset or the converter had raised.
+        Calls of ``next()`` that raised an exception of the dataset or the converter.
     skipped : int
         Examples left out because the dataset raised: see ``on_error``.
     bytes_written : int
@@ -136,7 +137,7 @@ class IteratorStats:
         Part of `next_seconds` in which the caller was blocked, since the batch was not complete;
         all of `next_seconds` if the caller itself fetches.
     consumer_seconds : float
-        Time between calls of ``next()``: what the loop's body took. After the end of an iteration,
+        Time between calls of ``next()``, in the loop's body. After the end of an iteration,
         a reset or a loaded snapshot, time counts again from the next call.
     cpu_seconds : float
         CPU time of the caller's process since the first call: of all its threads, but not of worker
@@ -147,13 +148,13 @@ class IteratorStats:
         Present settings; with 0 workers the caller fetches. ``batch_size`` is None with a batch
         sampler.
     has_converter : bool
-        Whether ``next()`` returns what a converter made.
+        Whether ``next()`` returns the result of a converter.
     cpus : float
         CPUs that this process may use, by its affinity and the quota of its control group.
     ready : int
         Batches that are complete at this moment and wait for the caller.
     slots : int
-        Room in the ring, in batches: prefetched ones, those the caller holds, and spare ones.
+        Batches that the ring has room for: prefetched, held by the caller, and spare.
     calls, ready_sum : int
         Number of measurements of `mean_ready`, and their sum.
     spills : int
@@ -166,7 +167,7 @@ class IteratorStats:
         Changes made by automatic settings so far, with their reasons, in order; and the batches
         from which on the caller gathers rows instead of the workers, or the workers again.
     workers : tuple of WorkerStats
-        One for each worker, by number; those beyond ``n_workers`` have left.
+        Statistics of each worker, by number; workers beyond ``n_workers`` have left.
     retired : int
         Slots that are never used again, each with the memory of a batch: the program forked while
         it held their batches, and the child may still hold them.

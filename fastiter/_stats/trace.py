@@ -62,14 +62,14 @@ class Trace:
             self.save(self._path)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what was recorded, in Chrome's trace event format, times in microseconds.
+        """Return the recorded events, in Chrome's trace event format, times in microseconds.
 
         One thread is the loop: ``next()``, within it ``wait``, and ``loop`` between the calls. The
         others are the workers: ``fetch`` and ``write`` of rows, with the dataset index of the
-        first; ``hedge``, a second fetch of a row; ``lost``, one that was thrown away; ``finish`` of
+        first; ``hedge``, a second fetch of a row; ``lost``, a discarded fetch; ``finish`` of
         batches, and ``wait`` for work. Without workers ``next()`` itself does
         all that, and does not wait. Each worker keeps its last 32,765 events. Time 0 is the
-        beginning of the trace, or of what was in progress then; what is in progress at its end is
+        beginning of the trace, or of an event in progress then; events in progress at its end are
         left out.
         """
         pid = os.getpid()

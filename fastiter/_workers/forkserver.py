@@ -235,9 +235,9 @@ def _sigpipe_ignored() -> Iterator[None]:
 
 
 def give_up(seconds: float) -> None:
-    """Ends a server that has failed to start a worker, and waits for that: it may still be on its
-    way out, and would break off the next start too. The next server imports nothing of the
-    program's, since that may be what has failed."""
+    """Ends a server that has failed to start a worker, and waits for its end: it may still be on
+    its way out, and would break off the next start too. The next server imports no modules of the
+    program, since these imports may have failed."""
     global _preloads
     _preloads = False
     pid = _server._forkserver_pid  # type: ignore[attr-defined]

@@ -23,8 +23,9 @@ def multiprocess_reader(
     """Run each reader in a process of its own, and merge their samples.
 
     Samples arrive as they become ready; samples of one reader keep their order. A sample is any
-    object that can be pickled, except None. It keeps its type, and its arrays may be kept and written to.
-    Arrays travel through shared memory; if samples are alike, they arrive as views of it.
+    object that can be pickled, except None. It keeps its type, and its arrays may be kept and
+    written to. Arrays travel through shared memory; if samples are alike, they arrive as views of
+    it.
 
     Each pass starts new processes at its first sample. They end with the pass: at its end, if the
     loop leaves it early, at an error, when the interpreter exits, and when the program is killed.
