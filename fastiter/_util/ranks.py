@@ -56,7 +56,8 @@ def iterator_ranks(rank: Any, num_ranks: Any) -> tuple[int, int]:
 def _ranks_of_launcher() -> tuple[int, int] | None:
     """Rank and number of ranks by the launcher's environment variables; None without any.
 
-    SLURM's variables count in a job step only. A job's script has them, too, and is a single process.
+    SLURM's variables count in a job step only. A job's script has them, too, and is a single
+    process.
     """
     passing = "pass rank and num_ranks"
     for launcher, *variables in _ENVIRONMENT:
