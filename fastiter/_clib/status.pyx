@@ -203,8 +203,8 @@ cdef class HandlersDeferred:
     """A block in which no Python handler of a signal runs. Signals that come meanwhile, to whatever
     thread, are handled at its end.
 
-    Python runs a handler in the main thread, after any call. What it raises would lose what the
-    call has returned, such as the id of a process, or would vanish in a hook of a fork.
+    Python runs a handler in the main thread, after any call. Its exception would lose the
+    call's result, such as the id of a process, or would vanish in a hook of a fork.
     """
 
     cdef bint defers

@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 #: The dataset's index of each example of a batch.
 Indices: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 
-#: What `cast_fill` raises; the last one where warnings are errors.
+#: Exceptions of `cast_fill`; the last if warnings are errors.
 CAST_ERRORS = (TypeError, ValueError, OverflowError, Warning)
 
 

@@ -94,7 +94,7 @@ class PendingBatch:
     def hand_out(self, compute_stream: Any = None) -> Any:
         """Return the batch, for use on a stream, by default this GPU's current one.
 
-        What that stream is given from now on runs after the copies. Does not block. A second call,
+        Later work on that stream runs after the copies. Does not block. A second call,
         after an interrupt in the first one, gives the same batch.
         """
         with self._on_device() as current:
@@ -124,15 +124,15 @@ class AsyncTransfer:
       are allocated with the copy stream as the current one, which alone gets them again, and each
       has an owner that the pool does not know. When the last array over it is gone, the memory is
       set aside; the next call records an event on the compute stream, behind all that used the
-      array, and the memory goes to the pool when that event is done. What was set aside before
+      array, and the memory goes to the pool when that event is done. Memory set aside before
       the last call goes there at once, after the copy stream was made to wait for the event: so
       device memory is bounded, and the host does not wait.
 
     "Use" means on the compute stream; for other streams that use the arrays, the caller makes the
     compute stream wait before the arrays are dropped, as always in CuPy.
 
-    Copies run on ``stream``, by default one that all transfers to this GPU share. RuntimeError if
-    CuPy or the GPU is missing, ValueError if ``stream`` belongs to another GPU.
+    Copies run on ``stream``, by default a stream that all transfers to this GPU share. RuntimeError
+    if CuPy or the GPU is missing, ValueError if ``stream`` belongs to another GPU.
     """
 
     def __init__(self, device_id: int, stream: Any = None) -> None:
@@ -185,7 +185,7 @@ class AsyncTransfer:
         Arrays of the host are copied, and may change as soon as this returns, except those in the
         arena. Arrays of a GPU, and those of dtypes that CuPy lacks, go as `GpuDevice.send` moves
         them. TypeError if it is something else, RuntimeError in a process that was forked since.
-        What CUDA raises is passed on; the transfer can still be used.
+        Errors of CUDA are passed on; the transfer can still be used.
         """
         if self._pid != os.getpid():
             raise RuntimeError(CUT_OFF)

@@ -327,8 +327,8 @@ cdef class PlanQueue:
         StopIteration
             At the end of the iteration.
         Exception
-            What the order sampler or ``len(dataset)`` raised when this batch was planned, its
-            StopIteration as a RuntimeError. The state stays as it is, and the next call plans
+            The exception of the order sampler or of ``len(dataset)`` when this batch was planned,
+            a StopIteration as a RuntimeError. The state stays as it is, and the next call plans
             this batch anew.
         """
         return self.commit()
@@ -681,7 +681,7 @@ cdef class TurnPlanQueue(PlanQueue):
         self.rows = rows
 
     cpdef Plan advance(self, object state):
-        """The plan of the next batch. What it changes is in its state; the queue stays as it is."""
+        """The plan of the next batch. Its state has all changes; the queue stays as it is."""
         state = self.planned  # that of the last plan in the queue may be older
         order = self.order
         if order is None:

@@ -233,8 +233,8 @@ cdef class WorkerRing:
         self.worker.leave = True
 
     cdef void check_descriptor(self, int rc) noexcept:
-        """Ends a worker whose dataset has closed the descriptors. What has no memory cannot even take
-        an error; but the program replaces a worker that ends, and has its rows fetched again."""
+        """Ends a worker whose dataset has closed the descriptors. Without the memory it cannot even
+        leave an error; but the program replaces the worker, and has its rows fetched again."""
         if rc == EBADF:
             _exit(1)
 

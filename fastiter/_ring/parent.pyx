@@ -319,7 +319,7 @@ cdef class Lease:
 
     @property
     def is_copied(self):
-        """Whether it owns nothing, so that what is made of it must be copied."""
+        """Whether it owns nothing, so that results made from it must be copied."""
         return not self.is_owner
 
     def load(self, uint32_t row, uint32_t kind, bint copy):
@@ -560,13 +560,13 @@ cdef class BatchScheduler(ParentRing):
         return slot
 
     cdef void trim(self, uint32_t slot, uint64_t bytes) noexcept:
-        """Gives back what a free slot has left of a far larger batch."""
+        """Gives back the memory that a free slot has left from a far larger batch."""
         if fi_parent_committed(&self.parent, slot) // TRIM_FACTOR > bytes + TRIM_SLACK:
             with nogil:
                 fi_parent_decommit(&self.parent, slot, bytes)
 
     cdef void trim_kept(self, uint32_t slot) noexcept:
-        """Gives back what a slot has beyond its batch, if the program has kept that for long."""
+        """Gives back a slot's memory beyond its batch, if the program has kept the batch for long."""
         cdef fi_slot_record *record = self.parent.slot + slot
         cdef uint64_t used = self.arena.ring.windows[slot].used
         if record.phase == FI_LEASED and used > 0 and (

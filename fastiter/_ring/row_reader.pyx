@@ -161,7 +161,7 @@ cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
 def compact_rows(Lease lease, list rows):
     """Makes a taken batch one of fewer rows: moves `rows`, ascending, together at the slot's start.
 
-    What lies in the heap stays where it is.
+    The heap stays as it is.
     """
     cdef Schema schema = lease.schema
     cdef Py_ssize_t number, place = 0, start, stop, count = len(rows)

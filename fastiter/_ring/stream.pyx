@@ -70,7 +70,7 @@ cdef class SampleWriter(SlotWriter):
         return True
 
     def fail(self, error):
-        """Publishes the exception that ended the reader, in the place of a sample; then the end."""
+        """Publishes the exception that ended the reader, as a sample; then the end."""
         packed = Packed(dump(error))
         self.use_schema(None)  # a block without columns needs the least memory
         if self.reader.is_open and self.is_full():
@@ -223,7 +223,7 @@ cdef class StreamRing(ParentRing):
         fi_stream_clear(&self.stream)
 
     def take_samples(self, Py_ssize_t most):
-        """Some of what is ready, of one reader, in turn; None if nothing is ready.
+        """Some of the ready samples of one reader, in turn; None if no sample is ready.
 
         Returns at most `most` samples, in order; the reader's number; and what ended the reader,
         for `failures.load`, or None. That comes after the samples, and nothing comes after it. It

@@ -21,7 +21,7 @@ _MOST_CALLS = 200_000  # of next(), the last ones
 _LOOP = 1  # thread number of the loop; viewers take 0 for the idle thread
 
 Call = tuple[int, int, int, int, int]  # what `Timer.trace` gets
-#: What each worker has recorded, by its name: kind, beginning and duration in ns, dataset index,
+#: Records of each worker, by its name: kind, beginning and duration in ns, dataset index,
 #: rows, number of the batch.
 WorkerTraces = dict[str, Iterable[tuple[str, int, int, int, int, int]]]
 

@@ -48,8 +48,8 @@ cdef class RowWriter(SlotWriter):
 
     Used by one thread of one worker process. An exception of the dataset fails its row, and the
     worker goes on. In `two_steps` a row is owned when it has been fetched, and not before: another
-    worker may be faster. What is read in the slot until then may belong to a later batch; whatever
-    that leads to is thrown away.
+    worker may be faster. Until then, the slot may already belong to a later batch; results of
+    reading it are thrown away.
     """
 
     cdef object dataset
@@ -135,7 +135,7 @@ cdef class RowWriter(SlotWriter):
 
     @property
     def n_examples(self):
-        """Length of the dataset; -1 if it does not tell."""
+        """Length of the dataset; -1 if it has none."""
         try:
             return len(self.dataset)
         except TypeError:  # of a stream, or of what it counts on
@@ -399,7 +399,7 @@ cdef class RowWriter(SlotWriter):
         fi_worker_stat_count(stat, 1, self.row_bytes if code == FI_ROW_OK else 0, code == FI_SPILL)
 
     cdef bint are_columns_fitting(self) except -1:
-        """Whether the slot's columns hold what the dataset's columns do."""
+        """Whether the slot's columns match the dataset's columns."""
         self.load_schema()
         return self.schema is not None and self.plain.is_current and (
             <ColumnReader>self.plain.reader).fits(self.schema)

@@ -100,7 +100,7 @@ class JaxIterator(EpochLoops):
         ValueError
             If an array cannot be laid out as ``sharding`` says.
         Exception
-            What the wrapped iterator raises. All errors come with the call for their own batch,
+            Exceptions of the wrapped iterator. All errors come with the call for their own batch,
             and the next call continues with the following one.
         """
         inner = self._iterator

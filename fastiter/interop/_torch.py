@@ -71,7 +71,7 @@ class TorchIterator(EpochLoops):
         TypeError
             If torch lacks the dtype of an array of numbers.
         Exception
-            What the wrapped iterator raises.
+            Exceptions of the wrapped iterator.
         """
         batch = next(self._iterator)
         if type(batch) is list and batch and getattr(self._iterator, "converter", None) is None:

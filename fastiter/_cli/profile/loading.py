@@ -16,7 +16,7 @@ import fastiter
 from fastiter._util.failures import summary_of
 from fastiter.datasets.arrow_dataset import arrow_source
 
-#: What the user's code raises; a sys.exit() in it must not end the tool without a message.
+#: Exceptions of the user's code; a sys.exit() in it must not end the tool without a message.
 RAISED = (Exception, SystemExit)
 
 
@@ -28,7 +28,7 @@ def load_dataset(name: str) -> Any:
     """The dataset, or `DataLoader` of torch, of ``MODULE:DATASET``: an object, or what a callable
     returns, called with its defaults. Of several loaders, in a tuple, list or dict, the first one.
 
-    What user code raises when it is imported or called is the cause of a UsageError.
+    Exceptions of user code, when it is imported or called, are the cause of a UsageError.
     """
     found = _load(name, "MODULE:DATASET")
     if callable(found) and (isinstance(found, type) or not _is_dataset(found)):

@@ -84,11 +84,11 @@ class Subject(NamedTuple):
         )
 
     def run(self, trials: Trials, window: float) -> None:
-        """Add a trial: the first batch of a new iterator is compared with what is expected, others
+        """Add a trial: the first batch of a new iterator is compared with the expected one, others
         warm it up, and then batches are counted for at least ``window`` seconds.
 
-        With a window of 0 the trial ends after the first batch. What the dataset or the iterator
-        raises becomes the ``error``.
+        With a window of 0 the trial ends after the first batch. An exception of the
+        dataset or the iterator becomes the ``error``.
         """
         settings = trials.settings
         try:
