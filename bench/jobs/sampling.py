@@ -200,10 +200,10 @@ def _lengths(n: int) -> np.ndarray:
 
 def _fastiter_buckets(n: int) -> Callable[[Any], Any]:
     from fastiter import LengthBucketBatchSampler
-    from fastiter.iterators.samplers._batches import Cutting
+    from fastiter.iterators.samplers.epoch_sampler import Cutting
 
     sampler = LengthBucketBatchSampler(_lengths(n), batch_size=_BATCH, seed=0, window=_WINDOW)
-    cutting = Cutting(0, 1, sampler._limits())
+    cutting = Cutting(0, 1, sampler.limits())
     return lambda number: sampler._plan_batches(None, n, number, cutting)[0][:]
 
 

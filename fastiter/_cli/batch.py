@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import fastiter
-from fastiter.iterators.samplers._seeded import Record, SeededSampler
+from fastiter.iterators.samplers.epoch_sampler import EpochSampler, SamplerRecord
 
 _WRONG = (AttributeError, ImportError, LookupError, OSError, TypeError, ValueError)
 
@@ -87,7 +87,7 @@ def _of_state(state: Any) -> Any:
     arguments = {name: cuts[name] for name in ("repeat", "drop_last", "tail") if name in cuts}
     n_examples, sampler = cuts.get("n_examples"), None
     if n_examples is None:
-        record = Record.of(state.get("order_sampler"))
+        record = SamplerRecord.of(state.get("order_sampler"))
         sampler = None if record is None else _sampler_of(record, cuts.get("arguments", []))
         if record is None or sampler is None:
             raise ValueError(
@@ -96,7 +96,7 @@ def _of_state(state: Any) -> Any:
             )
         n_examples = record.n_examples
         words: Any = cuts.get("seed", state["example_seed"])
-        sampler._words = (words[0] % 2**64, words[1] % 2**64)
+        sampler.seed = (words[0] % 2**64, words[1] % 2**64)
     return fastiter.SerialIterator(
         _Length(n_examples),
         cuts["batch_size"],
@@ -108,9 +108,9 @@ def _of_state(state: Any) -> Any:
     )
 
 
-def _sampler_of(record: Record, arguments: list[Any]) -> SeededSampler | None:
+def _sampler_of(record: SamplerRecord, arguments: list[Any]) -> EpochSampler | None:
     plain = fastiter.ShuffleOrderSampler, fastiter.VirtualShuffleOrderSampler
     for kind in (*plain, fastiter.BlockShuffleOrderSampler):
-        if record.kind == kind._KIND:
+        if record.kind == kind.kind:
             return kind(0, *arguments)
     return None

@@ -9,6 +9,7 @@ from fastiter.iterators._skips import Replacement, Skipped
 from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.buckets import LengthBucketBatchSampler
+from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler
 from fastiter.iterators.samplers.mixture import MixtureOrderSampler
 from fastiter.iterators.samplers.shuffle import OrderSampler, ShuffleOrderSampler
 from fastiter.iterators.samplers.virtual import VirtualShuffleOrderSampler
@@ -32,6 +33,8 @@ else:
 __all__ = [
     "Address",
     "BlockShuffleOrderSampler",
+    "Epoch",
+    "EpochSampler",
     "LengthBucketBatchSampler",
     "MixtureOrderSampler",
     "MultiprocessIterator",

@@ -12,8 +12,7 @@ from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.plan import size_within
 from fastiter._util.arguments import checked_int
 from fastiter.iterators._state import Plan, Planner, State, row_epochs
-from fastiter.iterators.samplers._batches import SeededBatchSampler
-from fastiter.iterators.samplers._seeded import is_seeded
+from fastiter.iterators.samplers.epoch_sampler import is_epoch_sampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +82,7 @@ class Preview(Planner):
         self.former_size = planner.former_size
         self.example_seed = planner.example_seed
         sampler = self._order_sampler
-        if sampler is not None and not is_seeded(sampler):
+        if sampler is not None and not is_epoch_sampler(sampler):
             raise ValueError(
                 "the batches of other steps are known with a seed only: use order_sampler="
                 "ShuffleOrderSampler(seed), another sampler with a seed, or shuffle=False"
@@ -109,10 +108,9 @@ class Preview(Planner):
         if number == state.n_drawn - 1:
             return state.order, state.cuts
         sampler = self._order_sampler
-        assert is_seeded(sampler)
+        assert is_epoch_sampler(sampler)
         size = self._size_of(self._base.epoch + number - (self._base.n_drawn - 1))
-        cuttings = self.cuttings_of(number)
-        return self._kept.epoch(sampler, number, self._dataset_len(), size, cuttings)
+        return self._kept.epoch(sampler, *self.drawing(number, self._dataset_len(), size))
 
     def _begin_at(self, step: int) -> Anchor:
         """Find the anchor that tells of a step."""
@@ -157,10 +155,9 @@ class Preview(Planner):
         sampler, anchor = self._order_sampler, self._base
         if n_steps == 0:  # where a rest without a batch is still to come
             return self._anchor_place()
-        if isinstance(sampler, SeededBatchSampler):
-            return self._place_by_cuts(sampler, n_steps)
-        if is_seeded(sampler) and sampler._sizes_vary:
-            return self._place_by_sizes(sampler, n_steps)
+        if self.varies:
+            by_sizes = self.state.cuts is None
+            return self._place_by_sizes(n_steps) if by_sizes else self._place_by_cuts(n_steps)
         first, rest = self._size_of(anchor.epoch), self._size_of(anchor.epoch + 1)
         whole = self.batch_size * self.num_ranks
         epoch, position = anchor.epoch, anchor.position
@@ -190,22 +187,29 @@ class Preview(Planner):
             order, cuts = self._epoch(anchor.n_drawn - 1)
             if cuts is not None:
                 size = len(order)
-            elif is_seeded(sampler) and sampler._sizes_vary:
-                size = self.counted(order, anchor.position, 0)
+            elif self.varies:
+                size = self.counted(order, anchor.position, size_within(order, 0))
         return anchor.epoch, anchor.position, order, size, cuts
 
-    def _place_by_sizes(
-        self, sampler: Any, n_steps: int
-    ) -> tuple[int, int, Order, int, Indices | None]:
+    def _counted(self, number: int, within: int) -> int:
+        """`EpochSampler.size`, which must be above 0."""
+        sampler = self._order_sampler
+        assert is_epoch_sampler(sampler)
+        size = int(sampler.size(number, self._dataset_len(), within))
+        if size < 1:
+            raise ValueError(f"{sampler.label(number)} has no examples: size() tells of {size}")
+        return size
+
+    def _place_by_sizes(self, n_steps: int) -> tuple[int, int, Order, int, Indices | None]:
         anchor, whole = self._base, self.batch_size * self.num_ranks
         number, position = anchor.n_drawn - 1, anchor.position
         if self.repeat and not self.drop_last:
             position += n_steps * whole
-            while position >= (size := sampler.size_within(number, position + 2 * whole)):
+            while position >= (size := self._counted(number, position + 2 * whole)):
                 number, position = number + 1, position - size
         else:
             while True:
-                size = sampler.size_within(number, position + (n_steps + 2) * whole)
+                size = self._counted(number, position + (n_steps + 2) * whole)
                 here = self.n_steps(None, position, size)
                 if n_steps < here:
                     break
@@ -214,20 +218,20 @@ class Preview(Planner):
         order, _ = self._epoch(number)
         return anchor.epoch + number - (anchor.n_drawn - 1), position, order, size, None
 
-    def _place_by_cuts(
-        self, sampler: SeededBatchSampler, n_steps: int
-    ) -> tuple[int, int, Order, int, Indices | None]:
-        anchor = self._base
-        number, position = anchor.n_drawn - 1, anchor.position
-        count = sampler._count(self._dataset_len(), self.num_ranks)
+    def _place_by_cuts(self, n_steps: int) -> tuple[int, int, Order, int, Indices | None]:
+        anchor, sampler = self._base, self._order_sampler
+        assert is_epoch_sampler(sampler)
+        number, position, n = anchor.n_drawn - 1, anchor.position, self._dataset_len()
+        count = sampler.n_batches(None, n, self.num_ranks)
         while True:
             # Epochs passed over are planned once, however often their batches are counted.
-            known = sampler._known_count(number, self.num_ranks) if position == 0 else None
-            if known is not None and known % self.num_ranks == 0:
-                steps = known // self.num_ranks
+            known = sampler.n_batches(number, n, self.num_ranks) if position == 0 else None
+            if known is not None and known > 0 and known % self.num_ranks == 0:
+                steps = int(known) // self.num_ranks
                 if n_steps >= steps and number != (self.recut or (None,))[0]:
-                    n_steps -= steps
-                    number += 1
+                    n_epochs = 1 if count is None else n_steps // steps
+                    n_steps -= steps * n_epochs
+                    number += n_epochs
                     continue
             order, cuts = self._epoch(number)
             here = self.n_steps(cuts, position, len(order))
@@ -235,9 +239,6 @@ class Preview(Planner):
                 break
             n_steps -= here
             number, position = number + 1, 0
-            if count is not None and count % self.num_ranks == 0:
-                later, n_steps = divmod(n_steps, count // self.num_ranks)
-                number += later
         assert cuts is not None
         place = int(np.searchsorted(cuts, position)) + n_steps * self.num_ranks
         epoch = anchor.epoch + number - (anchor.n_drawn - 1)
@@ -251,8 +252,7 @@ class Preview(Planner):
 
     def anchor_of(self, state: State) -> Anchor:
         """The anchor that holds at a state that `after` has found."""
-        varies = state.cuts is not None or getattr(self._order_sampler, "_sizes_vary", False)
-        return self._base if varies or state.epoch_size == self._sizes[0] else state.anchor
+        return self._base if self.varies or state.epoch_size == self._sizes[0] else state.anchor
 
 
 class SkippingPlanner(Planner):

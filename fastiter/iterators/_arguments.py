@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypeAlias, TypeVa
 
 from fastiter._device import devices
 from fastiter._util.arguments import checked_callable, checked_flag, checked_int
-from fastiter.iterators._seed import words_of
-from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
-from fastiter.iterators.samplers._seeded import is_seeded
+from fastiter.iterators.samplers._batches import CallableBatches
+from fastiter.iterators.samplers.epoch_sampler import is_epoch_sampler, words_of
 from fastiter.iterators.samplers.shuffle import gives_process_orders
 
 if TYPE_CHECKING:
@@ -102,8 +101,6 @@ def checked_order(shuffle: Any, order_sampler: Any) -> tuple[bool | None, Any]:
             "use shuffle=False and fastiter.datasets.SubDataset, for a torch Sampler lambda order, "
             "position: list(sampler)"
         )
-    if isinstance(order_sampler, SeededBatchSampler):
-        order_sampler._draw(0, 0)  # raises
     if order_sampler is not None and shuffle is not None:
         raise ValueError(
             f"shuffle={shuffle!r} and order_sampler exclude each other: leave shuffle at None to "
@@ -132,7 +129,7 @@ def checked_cuts(
             f"batch_sampler decides about {' and '.join(given)} itself: leave out "
             + " and ".join(f"{name}=" for name in given)
         )
-    if isinstance(batch_sampler, SeededBatchSampler):
+    if is_epoch_sampler(batch_sampler):
         return None, False, batch_sampler
     if not callable(batch_sampler) or isinstance(batch_sampler, type):
         raise TypeError(
@@ -235,7 +232,7 @@ def checked_seed_examples(seed_examples: Any, sampler: Any) -> bool:
         raise TypeError(
             f"seed_examples must be True, a seed or a function of one, not {seed_examples!r:.80}"
         ) from None
-    if is_seeded(sampler) and not isinstance(sampler, CallableBatches):
+    if is_epoch_sampler(sampler) and sampler.seed is not None:
         raise _second_seed(seed_examples, "sampler")
     return True
 

@@ -53,9 +53,9 @@ from fastiter.iterators._snapshot import Snapshot, as_dict, exchange
 from fastiter.iterators._source import Source, concat_of
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators._stream import StreamPlanner
-from fastiter.iterators.samplers._batches import SeededBatchSampler
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
-from fastiter.iterators.samplers.epochs import RowsOfEpochs, sampler_of_epochs
+from fastiter.iterators.samplers.epoch_sampler import Cutting, is_epoch_sampler, words_of
+from fastiter.iterators.samplers.epochs import sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
@@ -112,13 +112,17 @@ class PlannedIterator(Loop, IteratorProperties):
         self._dataset = dataset
         self._in_order = checked_flag("in_order", in_order)
         self._repeat = checked_flag("repeat", repeat)
+        self._batch_sampler = batch_sampler
         self._batch_size, drop_last, batches = _arguments.checked_cuts(
             batch_size, batch_sampler, drop_last, shuffle, order_sampler
         )
         self._shuffle, self._order_sampler = _arguments.checked_order(shuffle, order_sampler)
         # What gives each epoch: an order sampler, or the batch sampler. None: the dataset's order.
-        own = sampler_of_epochs(dataset, self._order_sampler, self._shuffle)
-        self._sampler = batches if batches is not None else own
+        self._sampler, counted = batches, dataset
+        if batches is None:
+            self._sampler = sampler_of_epochs(dataset, self._order_sampler, self._shuffle)
+            if self._sampler is not self._order_sampler:
+                counted = ()  # rows of epochs are counted as they are read
         if self._sampler is None and self._shuffle is not False:
             self._sampler = self._order_sampler = ShuffleOrderSampler()
         rank, num_ranks = iterator_ranks(rank, num_ranks)
@@ -129,8 +133,6 @@ class PlannedIterator(Loop, IteratorProperties):
         self._on_error, self._skip_limit = checked(on_error, skip_limit)
         self._skips = None if on_error == "raise" else SkipPolicy(on_error, self._skip_limit)
         self._seed_examples = seed_examples
-        # Rows of epochs are counted as they are read.
-        counted = () if isinstance(self._sampler, RowsOfEpochs) else dataset
         self._dataset_len = functools.partial(dataset_length, counted)
         cutting: dict[str, Any] = {
             "batch_size": self._batch_size or 1,
@@ -150,10 +152,11 @@ class PlannedIterator(Loop, IteratorProperties):
             return
         self._seed = _seed.seed_of(self._sampler, num_ranks)
         if _arguments.checked_seed_examples(seed_examples, self._sampler):
-            self._seed = _seed.words_of(seed_examples)
+            self._seed = words_of(seed_examples)
         ranges = checked_ranges(skip_steps)
+        cuttings = () if batches is None else (Cutting(0, num_ranks, batches.limits()),)
         self._planner = (SkippingPlanner if ranges else Planner)(
-            initial_state(self._sampler, self._dataset_len, num_ranks),
+            initial_state(self._sampler, self._dataset_len, cuttings),
             order_sampler=self._sampler,
             dataset_len=self._dataset_len,
             **cutting,
@@ -189,7 +192,7 @@ class PlannedIterator(Loop, IteratorProperties):
         self._prepare(is_serial=True)
         self._epochs = EpochStore()
         sampler = self._sampler
-        if isinstance(sampler, SeededBatchSampler) and sampler._n_ahead() > 0:
+        if is_epoch_sampler(sampler) and sampler.draws_ahead:
             self._planner.epochs = self._epochs
         also = self._seed_examples if callable(self._seed_examples) else None
         self._seeding = None if self._seed_examples is False else Seeding(also)

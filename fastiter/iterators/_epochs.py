@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from fastiter._util.concurrency import ThreadOfNoLocks
-from fastiter.iterators._state import Indices, Order, seeded_epoch
-from fastiter.iterators.samplers._batches import SeededBatchSampler
+from fastiter.iterators.samplers._drawing import draw_epoch
 
 if TYPE_CHECKING:
-    from fastiter.iterators.samplers._batches import Cutting
-    from fastiter.iterators.samplers._seeded import SeededSampler
-
-Epoch: TypeAlias = tuple[Order, "Indices | None"]
+    from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler
 
 _MOST_KEPT = 2
 
@@ -28,18 +24,8 @@ class EpochStore:
         self._kept: dict[Any, Epoch] = {}
         self._ahead: _Drawing | None = None
 
-    def epoch(
-        self,
-        sampler: SeededSampler,
-        number: int,
-        dataset_size: int,
-        size: int | None,
-        cuttings: tuple[Cutting, ...],
-    ) -> Epoch:
-        """As `seeded_epoch`; that epoch is kept."""
-        if isinstance(sampler, SeededBatchSampler):
-            size = None  # it makes no difference there
-        key = number, dataset_size, size, cuttings
+    def epoch(self, sampler: EpochSampler, *key: Any) -> Epoch:
+        """As `draw_epoch`; that epoch is kept."""
         ahead = self._ahead
         if ahead is not None and ahead.key == key:
             ahead.join()
@@ -47,25 +33,22 @@ class EpochStore:
                 self._kept[key] = ahead.epoch
             self._ahead = None
         if key not in self._kept:
-            self._kept[key] = seeded_epoch(sampler, *key)
+            self._kept[key] = draw_epoch(sampler, *key)
         epoch = self._kept[key]
         while len(self._kept) > _MOST_KEPT:
             del self._kept[next(iter(self._kept))]
         return epoch
 
     def next_epoch(self, *arguments: Any) -> Epoch:
-        """As `seeded_epoch`. That epoch becomes the current one, and is not kept here."""
+        """As `draw_epoch`. That epoch becomes the current one, and is not kept here."""
         epoch = self.epoch(*arguments)
         for key in [key for key, kept in self._kept.items() if kept is epoch]:
             del self._kept[key]
         return epoch
 
-    def begin(
-        self, sampler: SeededBatchSampler, number: int, cuttings: tuple[Cutting, ...]
-    ) -> None:
+    def begin(self, sampler: EpochSampler, *key: Any) -> None:
         """Have that epoch drawn by a thread. If none can be started, or the former one still draws
         what a loaded state has made useless, it is drawn when it is needed."""
-        key = number, sampler._n_ahead(), None, cuttings
         if key not in self._kept and (self._ahead is None or not self._ahead.is_alive()):
             ahead = _Drawing(sampler, key)
             with contextlib.suppress(RuntimeError):
@@ -85,11 +68,11 @@ class _Drawing(ThreadOfNoLocks):
 
     epoch: Epoch | None = None
 
-    def __init__(self, sampler: SeededBatchSampler, key: Any) -> None:
+    def __init__(self, sampler: EpochSampler, key: Any) -> None:
         super().__init__(name="fastiter-epoch", daemon=False)
         self.key = key
         self._sampler = sampler
 
     def run(self) -> None:
         with contextlib.suppress(Exception):
-            self.epoch = seeded_epoch(self._sampler, *self.key)
+            self.epoch = draw_epoch(self._sampler, *self.key)

@@ -27,7 +27,7 @@ from fastiter.iterators._snapshot import (
     unreadable,
 )
 from fastiter.iterators._state import Holes, Planner, State
-from fastiter.iterators.samplers._batches import Cutting
+from fastiter.iterators.samplers.epoch_sampler import Cutting
 
 _OF_ALL_KEY = "of_all_ranks"  # whether DELIVERED_KEY has a bit for each rank of each step
 _MOST_BITS = 1 << 16

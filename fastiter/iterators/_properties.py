@@ -10,7 +10,6 @@ from fastiter._fetch.dataset_access import epochs_of
 from fastiter._util.arguments import checked_int
 from fastiter.dataset.iterator import Iterator
 from fastiter.iterators._addresses import Address, Preview, address_of
-from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +33,7 @@ class IteratorProperties(Iterator):
     _shuffle: bool | None
     _order_sampler: Any
     _sampler: Any
+    _batch_sampler: Any
     _converter: Any
     _device: Any
     _on_error: OnError
@@ -78,10 +78,7 @@ class IteratorProperties(Iterator):
     @property
     def batch_sampler(self) -> Any:
         """The argument ``batch_sampler``."""
-        sampler = self._sampler
-        if isinstance(sampler, CallableBatches):
-            return sampler.function
-        return sampler if isinstance(sampler, SeededBatchSampler) else None
+        return self._batch_sampler
 
     @property
     def rank(self) -> int:

@@ -8,17 +8,21 @@ from typing import Any
 import numpy as np
 
 from fastiter._order.example_context import Seed
-from fastiter.iterators.samplers._batches import CallableBatches
-from fastiter.iterators.samplers._seeded import is_seeded
+from fastiter.iterators.samplers.epoch_sampler import is_epoch_sampler
 
 
 def seed_of(order_sampler: Any, num_ranks: int) -> Seed:
     """The seed of the sampler; else one that follows from the state of its generator, or of
     NumPy's global one, which does not move by it. On several ranks, whose global generators may
     differ, a fixed one."""
-    if is_seeded(order_sampler) and not isinstance(order_sampler, CallableBatches):
-        assert order_sampler._words is not None
-        return order_sampler._words
+    if is_epoch_sampler(order_sampler) and (seed := order_sampler.seed) is not None:
+        if type(seed) is not tuple or len(seed) != 2:
+            name = type(order_sampler).__qualname__
+            raise TypeError(
+                f"the seed of {name} is {seed!r:.80}, not two integers: let its constructor call "
+                "super().__init__(seed), which makes these of a seed"
+            )
+        return seed
     generator = getattr(order_sampler, "_random_state", None)
     if isinstance(generator, np.random.Generator):
         return _digest("generator", generator.bit_generator.state)
@@ -27,13 +31,6 @@ def seed_of(order_sampler: Any, num_ranks: int) -> Seed:
             return 0, 0
         generator = np.random
     return _digest("generator", generator.get_state(legacy=False))
-
-
-def words_of(seed: Any) -> Seed:
-    """The words of an int."""
-    from fastiter._order import permutation
-
-    return permutation.seed_words(seed)
 
 
 def seed_after_reset(seed: Seed) -> Seed:

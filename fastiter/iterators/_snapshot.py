@@ -29,16 +29,20 @@ from fastiter.iterators._state import (
     Order,
     Planner,
     State,
-    checked_order,
-    is_virtual,
-    seeded_epoch,
 )
-from fastiter.iterators.samplers._batches import CallableBatches, Cutting, SeededBatchSampler
-from fastiter.iterators.samplers._seeded import (
+from fastiter.iterators.samplers._drawing import (
+    checked_order,
+    draw_epoch,
+    examples_of,
+    is_virtual,
+)
+from fastiter.iterators.samplers.epoch_sampler import (
     RECORD_SIZE,
-    Record,
-    SeededSampler,
-    is_seeded,
+    Cutting,
+    EpochSampler,
+    SamplerRecord,
+    digest_of,
+    is_epoch_sampler,
 )
 from fastiter.iterators.samplers.mixture import MixtureOrderSampler
 from fastiter.iterators.samplers.shuffle import gives_permutations
@@ -209,13 +213,14 @@ def _saved_cuts(current: Snapshot, planner: Planner) -> dict[str, Any]:
     place = getattr(state.order, "place", None)
     if place is not None and (found := place(state.position)) is not None:
         saved[WINDOW_KEY] = list(found)
-    if isinstance(sampler, SeededBatchSampler):
+    if state.cuts is not None:
         cuttings = planner.cuttings_of(state.n_drawn - 1)
         saved["cuttings"] = [[start, n_ranks, list(limits)] for start, n_ranks, limits in cuttings]
-    if is_seeded(sampler):
-        if sampler._words is not None and sampler._words != current.seed:
-            saved["seed"] = _signed(sampler._words)
-        arguments = [each for each in sampler._arguments() if type(each) in (int, bool)]
+    if is_epoch_sampler(sampler):
+        seed = sampler.seed or (0, 0)
+        if seed != current.seed:
+            saved["seed"] = _signed(seed)
+        arguments = [each for each in sampler.arguments() or () if type(each) in (int, bool)]
         if arguments:
             saved["arguments"] = arguments
         if isinstance(sampler, MixtureOrderSampler) and len(sampler._sizes) <= _MOST_SIZES:
@@ -225,9 +230,8 @@ def _saved_cuts(current: Snapshot, planner: Planner) -> dict[str, Any]:
 
 def _arguments_of(planner: Planner) -> dict[str, Any]:
     """The arguments that decide about cuts, without those that have their defaults."""
-    is_fixed = not isinstance(planner._order_sampler, SeededBatchSampler)
     given = {
-        "batch_size": planner.batch_size if is_fixed else None,
+        "batch_size": planner.batch_size if planner.state.cuts is None else None,
         "num_ranks": planner.num_ranks,
         "repeat": planner.repeat,
         "drop_last": planner.drop_last,
@@ -249,12 +253,12 @@ def _loaded_seed(stored: Any) -> Seed:
     return first, second
 
 
-def _record_of(state: State, planner: Planner) -> Record | None:
+def _record_of(state: State, planner: Planner) -> SamplerRecord | None:
     sampler = planner._order_sampler
-    if not is_seeded(sampler) or state.order is None or state.n_drawn == 0:
+    if not is_epoch_sampler(sampler) or state.order is None or state.n_drawn == 0:
         return None
-    size = sampler._population(state.epoch_size, planner._dataset_len())
-    return sampler._record(state.n_drawn, size, state.position)
+    n = examples_of(sampler, planner._dataset_len(), state.epoch_size)
+    return sampler.record(state.n_drawn, n, state.position, lambda: planner.digest_of(state))
 
 
 def _saved_order(state: State, planner: Planner) -> dict[str, Any]:
@@ -307,7 +311,7 @@ def _loaded(
     array = _ask_order(serializer, state.order)
     record = _loaded_record(serializer, array)
     n_drawn = state.n_drawn
-    if record is not None and array is _ABSENT and not is_seeded(sampler):
+    if record is not None and array is _ABSENT and not is_epoch_sampler(sampler):
         raise ValueError(
             "the snapshot was saved with an order sampler that has a seed: give this iterator the "
             "same one"
@@ -316,8 +320,8 @@ def _loaded(
     if DELIVERED_KEY in saved_cuts:
         raise ValueError("batches are missing in the state: load it by load_state_dict()")
     cuts = recut = former_size = None
-    if record is not None and is_seeded(sampler):
-        if isinstance(sampler, SeededBatchSampler):
+    if record is not None and is_epoch_sampler(sampler):
+        if state.cuts is not None:
             recut = _recut(saved_cuts, record, position, planner)
         if not saved_cuts:
             raise ValueError(f"the snapshot has {_RECORD_KEY!r}, but no {CUTS_KEY!r}")
@@ -335,9 +339,9 @@ def _loaded(
             strict=strict,
         )
         n_drawn = record.n_drawn
-        if cuts is None and not sampler._sizes_vary and len(order) < dataset_size:
+        if not planner.varies and len(order) < dataset_size:
             former_size = None if len(order) == state.epoch_size else len(order)
-    elif isinstance(sampler, SeededBatchSampler):
+    elif state.cuts is not None:
         raise ValueError(_NO_BATCHES)
     else:
         order = _loaded_order(array, state.order, dataset_size, strict=strict)
@@ -349,7 +353,7 @@ def _loaded(
             former_size = len(order)
         if order is not state.order and gives_permutations(sampler):
             _check_permutation(order)
-        if order is not state.order and is_seeded(sampler):
+        if order is not state.order and is_epoch_sampler(sampler):
             n_drawn = epoch + 1  # as if there had been no reset
     if WINDOW_KEY in saved_cuts and hasattr(order, "begin"):
         order.begin(*_window(saved_cuts[WINDOW_KEY], position))
@@ -448,7 +452,7 @@ def _naturals(values: Any, count: int) -> list[int]:
 
 
 def _recut(
-    saved_cuts: dict[str, Any], record: Record, position: int, planner: Planner
+    saved_cuts: dict[str, Any], record: SamplerRecord, position: int, planner: Planner
 ) -> tuple[int, tuple[Cutting, ...]]:
     """The number of the epoch that the snapshot was saved in, and how it is cut here."""
     number = record.n_drawn - 1
@@ -482,23 +486,23 @@ def _holds_since(anchor: Anchor, epoch: int, cuttings: Sequence[Any], planner: P
     return is_told and len(cuttings) > 0 and [*cuttings[-1][2]] == [*planner.limits]
 
 
-def _loaded_record(serializer: Callable[[str, Any], Any], order: Any) -> Record | None:
+def _loaded_record(serializer: Callable[[str, Any], Any], order: Any) -> SamplerRecord | None:
     """Record of the sampler in the snapshot; it may replace the order."""
     if order is not _ABSENT and not is_virtual(order):
-        record = Record.of(order)
+        record = SamplerRecord.of(order)
         if record is not None:
             return record
     stored = _ask(serializer, _RECORD_KEY, None)
     if stored is None or stored is _ABSENT:
         return None
-    record = Record.of(stored)
+    record = SamplerRecord.of(stored)
     if record is None:
         raise ValueError(f"the snapshot's {_RECORD_KEY} is damaged")
     return record
 
 
 def _order_again(
-    record: Record,
+    record: SamplerRecord,
     stored: Any,
     position: int,
     state: State,
@@ -511,21 +515,15 @@ def _order_again(
 ) -> tuple[Order, Any]:
     """The order that the snapshot's record tells of, drawn by this iteration's sampler."""
     sampler, dataset_size = planner._order_sampler, planner._dataset_len()
-    assert is_seeded(sampler)
-    population = sampler._population(state.epoch_size, dataset_size)
-    ours = sampler._record(record.n_drawn, population, position)
-    if (record.kind, record.key) != (ours.kind, ours.key):
-        difference = _difference(record, sampler, saved_seed, saved_sizes)
-        raise ValueError(
-            "the snapshot was saved with another order sampler than this "
-            f"{type(sampler).__qualname__}, or with another seed or other arguments{difference}: "
-            "give the iterator the same one"
-        )
+    assert is_epoch_sampler(sampler)
+    is_told = sampler.arguments() is not None  # else the epoch itself has to be compared
+    n_examples = examples_of(sampler, dataset_size, state.epoch_size)
+    ours = sampler.record(record.n_drawn, n_examples, position, lambda: record.key)
+    if record.kind != ours.kind or (is_told and record.key != ours.key):
+        raise _is_another(record, sampler, saved_seed, saved_sizes)
     size = state.epoch_size
     if record.n_examples != ours.n_examples:
-        # The base's population is the order before: such a sampler draws from any number.
-        grows = type(sampler)._population is SeededSampler._population
-        if not grows:
+        if not sampler.permutes:
             raise ValueError(
                 f"the snapshot has an order of {record.n_examples} examples, but here are "
                 f"{ours.n_examples}, and {type(sampler).__qualname__} cannot go on with others"
@@ -536,7 +534,13 @@ def _order_again(
     if record.n_drawn < 1:
         raise ValueError("the snapshot's order sampler has drawn no order")
     cuttings = () if recut is None else recut[1]
-    order, cuts = seeded_epoch(sampler, record.n_drawn - 1, dataset_size, size, cuttings)
+    order, cuts = draw_epoch(
+        sampler, record.n_drawn - 1, dataset_size, None if planner.varies else size, cuttings
+    )
+    if not is_told:
+        ours = sampler.record(record.n_drawn, n_examples, position, lambda: digest_of(order, cuts))
+        if record.key != ours.key:
+            raise _is_another(record, sampler, saved_seed, saved_sizes)
     if (
         cuts is None
         and isinstance(order, np.ndarray)
@@ -557,19 +561,28 @@ def _check_growth(told: int, dataset_size: int, *, strict: bool) -> None:
         )
 
 
-def _difference(record: Record, sampler: SeededSampler, saved_seed: Seed, saved_sizes: Any) -> str:
-    """Text that says which argument differs, as far as the snapshot shows."""
-    if isinstance(sampler, CallableBatches) and record.kind == sampler._KIND:
-        return f" (batch_sampler({record.n_drawn - 1}) gives other batches)"
-    if record.kind != sampler._KIND:
-        return " (it is of another kind)"
-    if isinstance(sampler, MixtureOrderSampler):
-        ours = list(sampler._sizes)
-        if saved_sizes is not None and saved_sizes != ours:
-            return f" (its sources have {saved_sizes} examples, here they have {ours!r:.200})"
-        if record.n_examples != sum(ours):
-            return f" (its sources have {record.n_examples} examples, here they have {sum(ours)})"
-    return f" (the {'arguments differ' if saved_seed == sampler._words else 'seed differs'})"
+def _is_another(
+    record: SamplerRecord, sampler: EpochSampler, saved_seed: Seed, saved_sizes: Any
+) -> ValueError:
+    """Error of a sampler that is not the saved one; it names what differs, if that is known."""
+    ours = list(sampler._sizes) if isinstance(sampler, MixtureOrderSampler) else []
+    if record.kind != sampler.kind:
+        difference = " (it is of another kind)"
+    elif ours and saved_sizes not in (None, ours):
+        difference = f" (its sources have {saved_sizes} examples, here they have {ours!r:.200})"
+    elif ours and record.n_examples != sum(ours):
+        difference = f" (its sources have {record.n_examples} examples, here they have {sum(ours)})"
+    elif saved_seed != (sampler.seed or (0, 0)):
+        difference = " (the seed differs)"
+    elif sampler.arguments() is None:
+        difference = f" ({sampler.label(record.n_drawn - 1)} gives another epoch)"
+    else:
+        difference = " (the arguments differ)"
+    return ValueError(
+        "the snapshot was saved with another order sampler than this "
+        f"{type(sampler).__qualname__}, or with another seed or other arguments{difference}: "
+        "give the iterator the same one"
+    )
 
 
 def _loaded_order(
@@ -580,7 +593,7 @@ def _loaded_order(
     if stored is _ABSENT or stored is current:
         return current
     array = np.asarray(stored)
-    if Record.of(array) is not None:
+    if SamplerRecord.of(array) is not None:
         raise ValueError(
             "the snapshot's order is one that its order sampler computes: give this iterator the "
             "same sampler, with the same seed"

@@ -9,16 +9,16 @@ order sampler.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fastiter._order.plan import Plan, PlanQueue, epoch_detail, size_within
 from fastiter.iterators._seed import seed_after_reset
-from fastiter.iterators.samplers._batches import Cutting, SeededBatchSampler
+from fastiter.iterators.samplers._drawing import checked_indices, checked_order, draw_epoch
 from fastiter.iterators.samplers._repeats import repeats_of
-from fastiter.iterators.samplers._seeded import is_seeded
+from fastiter.iterators.samplers.epoch_sampler import Cutting, digest_of, is_epoch_sampler
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
     from fastiter._stats.timer import Timer
     from fastiter.iterators._snapshot import Snapshot
-    from fastiter.iterators.samplers._batches import Limit
-    from fastiter.iterators.samplers._seeded import SeededSampler
+    from fastiter.iterators.samplers.epoch_sampler import Key, Limit
 
 __all__ = ["Plan", "Planner", "State", "initial_state"]
 
@@ -124,18 +123,17 @@ def converter_seed(seed: Seed, step: int, rank: int) -> bytes:
 def initial_state(
     order_sampler: OrderSamplerFunction | None,
     dataset_len: Callable[[], int],
-    num_ranks: int = 1,
+    cuttings: Sequence[Cutting] = (),
     number: int | None = None,
     step: int = 0,
 ) -> State:
     """State before the first batch. The sampler gives the first epoch's order: that of ``number``,
-    if its orders have numbers, or that whose turn it is."""
+    if its orders have numbers, or that whose turn it is. A batch sampler has ``cuttings``."""
     dataset_size = dataset_len()
     order, n_drawn, cuts = None, 0, None
-    if is_seeded(order_sampler):
-        number = order_sampler._upcoming() if number is None else number
-        cuttings = [Cutting(0, num_ranks, limits_of(order_sampler))]
-        order, cuts = seeded_epoch(order_sampler, number, dataset_size, None, cuttings)
+    if is_epoch_sampler(order_sampler):
+        number = order_sampler.number if number is None else number
+        order, cuts = draw_epoch(order_sampler, number, dataset_size, None, cuttings)
         n_drawn = number + 1
     elif order_sampler is not None:
         fresh = _gives_fresh_orders(order_sampler)
@@ -150,112 +148,9 @@ def initial_state(
     return State(0, 0, False, order, size, None, n_drawn, cuts, step)
 
 
-def seeded_epoch(
-    sampler: SeededSampler,
-    number: int,
-    dataset_size: int,
-    size: int | None,
-    cuttings: Sequence[Cutting],
-) -> tuple[Order, Indices | None]:
-    """Draw the order of that number, and the cuts of a batch sampler.
-
-    ``size`` is the length of the orders before, which an order must have, too, unless the sampler's
-    vary; ``cuttings`` are those of the epoch, of which one is usual.
-    """
-    if isinstance(sampler, SeededBatchSampler):
-        order, cuts = sampler._draw_batches(dataset_size, number, cuttings)
-        cuts.flags.writeable = False
-        if isinstance(order, np.ndarray):
-            order.flags.writeable = False
-        return order, cuts
-    population = sampler._population(dataset_size if size is None else size, dataset_size)
-    drawn = sampler._draw(population, number)
-    size = None if sampler._sizes_vary else size
-    return checked_order(drawn, dataset_size, size=size, copy=False), None
-
-
-def checked_order(
-    order: Any,
-    dataset_size: int,
-    *,
-    size: int | None = None,
-    copy: bool = True,
-    source: str = "order_sampler",
-) -> Order:
-    """Check that ``source`` gave an order of a dataset, of ``size`` if that is told, and return it
-    as a read-only int64 array; without ``copy`` one that is not used elsewhere may be kept.
-
-    A virtual order is returned itself, and its slices are checked when they are taken. If it has an
-    ``index_bound``, its indices are below that and its slices int64 arrays of their own, which need
-    no check.
-    """
-    if is_virtual(order):
-        checked = order
-        bound = getattr(order, "index_bound", 0)
-        if bound > dataset_size:
-            raise ValueError(
-                f"{source} gave an order of {bound} examples, but the dataset has {dataset_size}"
-            )
-    else:
-        checked = _checked_indices(order, dataset_size, source, copy=copy)
-        checked.flags.writeable = False
-    if size is not None and len(checked) != size:
-        raise ValueError(
-            f"{source} gave an order of {len(checked)} indices where {size} were expected: "
-            "the size of the order must stay the same"
-        )
-    return checked
-
-
-def limits_of(sampler: Any) -> tuple[Limit, ...]:
-    """The arguments of a batch sampler that may change within an epoch; none of other samplers."""
-    return sampler._limits() if isinstance(sampler, SeededBatchSampler) else ()
-
-
 def _gives_fresh_orders(order_sampler: OrderSamplerFunction) -> bool:
     """Whether it only measures its argument and keeps no result; a subclass may do otherwise."""
     return type(order_sampler) is ShuffleOrderSampler
-
-
-def is_virtual(order: Any) -> bool:
-    """Whether ``order`` computes its slices, rather than being an array or array-like."""
-    return (
-        hasattr(order, "__len__")
-        and hasattr(order, "__getitem__")
-        and not hasattr(order, "__array__")
-        and not isinstance(order, (list, tuple, range, str, bytes, bytearray, memoryview, Mapping))
-    )
-
-
-def _checked_indices(
-    values: Any, dataset_size: int, source: str, *, copy: bool = True
-) -> npt.NDArray[np.int64]:
-    expected = f"{source} must give a one-dimensional array of integers"
-    try:
-        array = np.asarray(values)
-    except Exception as error:
-        raise ValueError(f"{expected}, not {type(values).__qualname__}: {error}") from error
-    if array.ndim != 1:
-        raise ValueError(f"{expected}, not {type(values).__qualname__} of shape {array.shape}")
-    if array.size == 0 and isinstance(values, (list, tuple)):
-        return np.empty(0, dtype=np.int64)
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"{expected}, not of dtype {array.dtype}")
-    if array.size:
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high >= dataset_size:
-            if array.size > dataset_size and low == 0 and high == array.size - 1:
-                # As the orders of this package, which begin anew only after an epoch.
-                raise ValueError(
-                    f"{source} gave the {array.size} indices 0 .. {high}, and the dataset has "
-                    f"{dataset_size} examples now: it has become shorter since the epoch before. "
-                    "Call reset(), or make the iterator again"
-                )
-            raise ValueError(
-                f"{source} gave the index {low if low < 0 else high}, outside 0 .. "
-                f"{dataset_size - 1} (dataset length {dataset_size})"
-            )
-    return np.array(array, dtype=np.int64) if copy else array.astype(np.int64, copy=False)
 
 
 class Planner(PlanQueue):
@@ -280,11 +175,13 @@ class Planner(PlanQueue):
         #: the number of an epoch that was begun with other cuts, and all its cuttings
         self.recut: tuple[int, tuple[Cutting, ...]] | None = None
         self.holes: Holes | None = None  #: in the state that was loaded
-        self._repeats: tuple[Order, Indices | None] = None, None  # of the order asked for last
+        # Each of the order that it was asked for last.
+        self._repeats: tuple[Order, Indices | None] = None, None
+        self._digest: tuple[Order, Key] = None, (0, 0)
         self._note(state)
 
     def __setstate__(self, given: dict[str, Any]) -> None:
-        super().__setstate__({**given, "_repeats": (None, None)})
+        super().__setstate__({**given, "_repeats": (None, None), "_digest": (None, (0, 0))})
 
     # ---- what another kind of planner has otherwise
 
@@ -314,11 +211,10 @@ class Planner(PlanQueue):
         it was delivered.
         """
         state, sampler = self.state, self._order_sampler
-        leaves_none_out = state.cuts is not None or getattr(sampler, "_sizes_vary", False)
-        if leaves_none_out and state.position == 0:
+        if self.varies and state.position == 0:
             return state._replace(epoch=0, is_new_epoch=False, previous_epoch_detail=None)
-        numbers = state.n_drawn, state.step
-        return initial_state(sampler, self._dataset_len, self.num_ranks, *numbers)
+        cuttings = self.cuttings_of(state.n_drawn)
+        return initial_state(sampler, self._dataset_len, cuttings, state.n_drawn, state.step)
 
     def seed_after_reset(self, seed: Seed) -> Seed:
         """The seed of examples after a reset: another one, for the epochs count from 0 again."""
@@ -364,10 +260,9 @@ class Planner(PlanQueue):
         has_grown = size == self.former_size
         if has_grown:
             size = dataset_size
-        if is_seeded(sampler):
-            cuttings = self.cuttings_of(n_drawn)
-            draw = seeded_epoch if self.epochs is None else self.epochs.next_epoch
-            order, cuts = draw(sampler, n_drawn, dataset_size, size, cuttings)
+        if is_epoch_sampler(sampler):
+            draw = draw_epoch if self.epochs is None else self.epochs.next_epoch
+            order, cuts = draw(sampler, *self.drawing(n_drawn, dataset_size, size))
             return order, self.counted(order, 0, size_within(order, 0)), n_drawn + 1, cuts
         if has_grown:
             order, position = np.arange(dataset_size, dtype=np.int64), 0
@@ -379,7 +274,8 @@ class Planner(PlanQueue):
         return checked_order(drawn, dataset_size, size=size, copy=not fresh), size, n_drawn, None
 
     def _draw_ahead(self, number: int) -> None:
-        self.epochs.begin(self._order_sampler, number, self.cuttings_of(number))
+        drawing = self.drawing(number, self._dataset_len(), self._following_size())
+        self.epochs.begin(self._order_sampler, *drawing)
 
     def go_on_from(self, snapshot: Snapshot, example_seed: Seed | None) -> None:
         """Restart from a snapshot; after an error all is as it was."""
@@ -396,7 +292,20 @@ class Planner(PlanQueue):
     @property
     def limits(self) -> tuple[Limit, ...]:
         """The arguments of a batch sampler that may change within an epoch."""
-        return limits_of(self._order_sampler)
+        sampler = self._order_sampler
+        return sampler.limits() if is_epoch_sampler(sampler) else ()
+
+    @property
+    def varies(self) -> bool:
+        """Whether epochs may differ in length though the dataset stays as it is."""
+        sampler = self._order_sampler
+        return self.state.cuts is not None or (is_epoch_sampler(sampler) and sampler.varies)
+
+    def digest_of(self, state: State) -> Key:
+        """That of a state's order and cuts."""
+        if self._digest[0] is not state.order:
+            self._digest = state.order, digest_of(state.order, state.cuts)
+        return self._digest[1]
 
     def is_left_out(self, step: int) -> bool:
         """Whether that step is planned and dropped."""
@@ -423,16 +332,22 @@ class Planner(PlanQueue):
         return holes.begin + n_steps, rank if holes.n_ranks else self.rank
 
     def cuttings_of(self, number: int) -> tuple[Cutting, ...]:
-        """How the epoch of that number is cut into batches, if by a batch sampler."""
+        """How the epoch of that number is cut into batches by a batch sampler; empty without."""
+        if self.state.cuts is None:
+            return ()
         if self.recut is not None and self.recut[0] == number:
             return self.recut[1]
         return (Cutting(0, self.num_ranks, self.limits),)
+
+    def drawing(self, number: int, dataset_size: int, size: int) -> tuple[Any, ...]:
+        """The arguments of `draw_epoch` for the epoch of that number; ``size`` is as others'."""
+        return number, dataset_size, None if self.varies else size, self.cuttings_of(number)
 
     def _slice(self, order: Order, start: int, stop: int) -> Indices:
         piece = order[start:stop]
         if hasattr(order, "index_bound"):
             return np.ascontiguousarray(piece, dtype=np.int64)
-        return _checked_indices(piece, self._dataset_len(), "a slice of the order")
+        return checked_indices(piece, self._dataset_len(), "a slice of the order")
 
     def _seeds(self, plan: Plan, parts: Sequence[tuple[Order, int, int, int]], step: int) -> bytes:
         from fastiter._order import permutation
@@ -466,8 +381,7 @@ class Planner(PlanQueue):
 
     def _note(self, state: State) -> None:
         sampler = self._order_sampler
-        if is_seeded(sampler):
-            sampler._note(state.n_drawn)
-        varies = state.cuts is not None or getattr(sampler, "_sizes_vary", False)
-        if state.epoch_size != self.anchors[-1][1] and not varies:  # the dataset has grown
+        if is_epoch_sampler(sampler):
+            sampler.number = max(sampler.number, state.n_drawn)
+        if state.epoch_size != self.anchors[-1][1] and not self.varies:  # the dataset has grown
             self.anchors = (*self.anchors[-_MOST_ANCHORS:], (state.anchor, state.epoch_size))

@@ -8,18 +8,30 @@ import numpy as np
 
 from fastiter._fetch.dataset_access import epochs_of
 from fastiter._util.arguments import checked_flag, checked_int, checked_optional_int
-from fastiter.iterators.samplers._batches import SeededBatchSampler
+from fastiter.iterators.samplers._batches import epoch_by_cuttings
+from fastiter.iterators.samplers._orders import CompactOrder
+from fastiter.iterators.samplers.epoch_sampler import EpochSampler
 from fastiter.tokens._dataset import TokenDataset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import numpy.typing as npt
 
-    from fastiter.iterators.samplers._batches import Cutting, Indices, Limit
+    from fastiter.iterators.samplers.epoch_sampler import (
+        Cutting,
+        Epoch,
+        Key,
+        Limit,
+        SamplerRecord,
+    )
+
+    Indices = npt.NDArray[np.int64]
 
 __all__ = ["TokenBatchSampler"]
 
 
-class TokenBatchSampler(SeededBatchSampler):
+class TokenBatchSampler(EpochSampler):
     """Batches of rows of a `TokenDataset`: of limited size, and of similar costs on all ranks.
 
     For ``batch_sampler=``. With several ranks all of them plan the same epoch, and have equally
@@ -58,7 +70,7 @@ class TokenBatchSampler(SeededBatchSampler):
     the rank with the least cost so far gets the costliest row of the next group.
     """
 
-    _KIND: ClassVar[int] = 8
+    kind: ClassVar[int] = 8
 
     def __init__(
         self,
@@ -89,11 +101,14 @@ class TokenBatchSampler(SeededBatchSampler):
         epochs = epochs_of(dataset)
         super().__init__(0 if seed is None else seed)
         if seed is None and epochs is not None:
-            self._words = epochs.words
+            self.seed = epochs.words
+
+    def epoch(self, number: int, n_examples: int, cuttings: Sequence[Cutting] = ()) -> Epoch:
+        return epoch_by_cuttings(self, number, n_examples, cuttings)
 
     def _plan_batches(
         self, rows: Indices | None, n_examples: int, number: int, cutting: Cutting
-    ) -> tuple[Indices, Indices]:
+    ) -> tuple[CompactOrder, Indices]:
         from fastiter._order import permutation, sampling
 
         epochs = epochs_of(self._dataset)
@@ -106,8 +121,8 @@ class TokenBatchSampler(SeededBatchSampler):
             given = rows if known is None else known.numbers(rows)
         if not len(lengths):
             raise ValueError(f"epoch {number} of the TokenDataset has no rows")
-        assert self._words is not None
-        words = permutation.seed_words([*self._words, number])
+        assert self.seed is not None
+        words = permutation.seed_words([*self.seed, number])
         if budget is not None:
             if lengths.max() > budget:
                 raise ValueError(
@@ -126,7 +141,7 @@ class TokenBatchSampler(SeededBatchSampler):
                 drop_last=self._drop_last,
             )
             chosen = order.astype(np.int64)
-            return chosen if known is None else known.named(chosen), cuts
+            return CompactOrder(chosen if known is None else known.named(chosen), 0), cuts
         assert size is not None
         if self._shuffles:
             given = given[permutation.fast_permutation(len(given), words)]
@@ -152,15 +167,18 @@ class TokenBatchSampler(SeededBatchSampler):
         cuts = np.arange(0, n_dealt + 1, size)
         if n_dealt < len(given):  # shared out evenly by the iterator
             cuts = np.append(cuts, len(given))
-        return given if known is None else known.named(given), cuts
+        return CompactOrder(given if known is None else known.named(given), 0), cuts
 
-    def _population(self, order_size: int, dataset_size: int) -> int:
-        return self._dataset.n_documents  # epochs may differ in their rows
+    def record(
+        self, n_drawn: int, n_examples: int, position: int | None, digest: Callable[[], Key]
+    ) -> SamplerRecord:
+        # Of the documents, since epochs may differ in their rows.
+        return super().record(n_drawn, self._dataset.n_documents, position, digest)
 
-    def _limits(self) -> tuple[Limit, ...]:
+    def limits(self) -> tuple[Limit, ...]:
         return self._batch_size, self._max_tokens
 
-    def _arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         epochs = epochs_of(self._dataset)
         of_rows = self._dataset._decides() if epochs is None else (epochs.words, *epochs.arguments)
         return self._balance, self._window, self._drop_last, self._shuffles, of_rows

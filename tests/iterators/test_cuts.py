@@ -30,7 +30,8 @@ from fastiter import (
     concat_examples,
 )
 from fastiter._order.example_context import key
-from fastiter.iterators.samplers._batches import Cutting, SeededBatchSampler
+from fastiter.iterators.samplers._batches import epoch_by_cuttings
+from fastiter.iterators.samplers.epoch_sampler import Cutting, EpochSampler
 
 ranks = st.sampled_from([1, 2, 3, 5])
 tails = st.sampled_from(["pad", "mask", "drop"])
@@ -509,23 +510,27 @@ def test_arguments_beside_a_batch_sampler(error, match, arguments):
         SerialIterator(range(10), **{"batch_sampler": Batches(10), **arguments})
 
 
-class Pairs(SeededBatchSampler):
+class Pairs(EpochSampler):
     """Neighbours stay together; how many neighbours is a limit. Batches are shuffled."""
-
-    _KIND = 99
 
     def __init__(self, seed: int, length: int) -> None:
         super().__init__(seed)
         self.length = length
 
-    def _limits(self) -> tuple[int]:
+    def limits(self) -> tuple[int]:
         return (self.length,)
+
+    def arguments(self) -> tuple[()]:
+        return ()
+
+    def epoch(self, number, n_examples, cuttings=()):
+        return epoch_by_cuttings(self, number, n_examples, cuttings)
 
     def _plan_batches(self, rows, n_examples, number, cutting):
         rows = np.arange(n_examples) if rows is None else rows
         (length,) = cutting.limits
         batches = np.split(rows, range(length, len(rows), length))
-        rng = np.random.RandomState([self._words[0] % 2**32, number])
+        rng = np.random.RandomState([self.seed[0] % 2**32, number])
         batches = [batches[k] for k in rng.permutation(len(batches))]
         cuts = np.cumsum([0, *(len(batch) for batch in batches)])
         return np.concatenate(batches), cuts.astype(np.int64)
@@ -624,7 +629,7 @@ def test_an_error_says_what_differs(differs, sampler):
         other.load_state_dict(state.state_dict())
     batches = SerialIterator(range(30), batch_sampler=Batches(30))
     other = SerialIterator(range(30), batch_sampler=lambda epoch: [[3]])
-    with pytest.raises(ValueError, match=r"batch_sampler\(0\) gives other batches"):
+    with pytest.raises(ValueError, match=r"batch_sampler\(0\) gives another epoch"):
         other.load_state_dict(batches.state_dict())
     mixture = SerialIterator(range(30), 4, order_sampler=MixtureOrderSampler([20, 10], [1, 2], 0))
     with pytest.raises(ValueError, match="saved without a batch_sampler"):
@@ -682,7 +687,7 @@ def test_a_dataset_that_has_grown(sampler):
     assert sorted(rest[:15]) == list(range(15))
     # A state of the larger dataset loads where the present epoch is still one of the smaller.
     after = grown.state_dict()
-    expected = [next(grown) for _ in range(9)] if sampler is None or sampler._words else []
+    expected = [next(grown) for _ in range(9)] if sampler is None or sampler.seed else []
     grown.load_state_dict(state, strict=False)
     grown.load_state_dict(after)
     assert [next(grown) for _ in expected] == expected

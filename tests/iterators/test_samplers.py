@@ -22,7 +22,8 @@ from fastiter import (
     WeightedOrderSampler,
     random,
 )
-from fastiter.iterators.samplers._seeded import Record
+from fastiter.iterators.samplers.epoch_sampler import SamplerRecord
+from tests.support.inside import planner_of
 
 N = 23
 WEIGHTS = np.arange(1.0, N + 1)
@@ -173,12 +174,12 @@ def test_a_snapshot_has_the_order_and_the_samplers_record(save, name):
     if name in COMPUTED:
         assert stored.keys() == keys
         assert stored["order"].shape == (7,)
-        assert Record.of(stored["order"]).n_drawn == iterator.epoch + 1
+        assert SamplerRecord.of(stored["order"]).n_drawn == iterator.epoch + 1
     else:
         assert stored.keys() == {*keys, "order_sampler"}
         position = stored["current_position"]
         assert stored["order"][position : position + 4].tolist()[:1] == next(iterator)[:1]
-        assert Record.of(stored["order_sampler"]).n_drawn == stored["epoch"] + 1
+        assert SamplerRecord.of(stored["order_sampler"]).n_drawn == stored["epoch"] + 1
 
 
 def test_snapshots_without_a_record_load(load, save):
@@ -327,12 +328,12 @@ def test_order_buffers_are_filled_again_when_nobody_holds_them():
     seen, kept = [], []
     for _ in range(8):
         next(iterator)
-        order = iterator._planner.state.order
+        order = planner_of(iterator).state.order
         seen.append(order.__array_interface__["data"][0])
     assert len(set(seen)) == 2
-    expected = [ShuffleOrderSampler(7)._draw(5000, number) for number in range(9, 15)]
+    expected = [ShuffleOrderSampler(7).epoch(number, 5000).order for number in range(9, 15)]
     for _ in range(6):
-        kept.append(iterator._planner.state.order)  # as a snapshot in a dict would
+        kept.append(planner_of(iterator).state.order)  # as a snapshot in a dict would
         next(iterator)
     for order, array in zip(kept[1:], expected, strict=False):
         assert np.array_equal(order, array)

@@ -229,15 +229,13 @@ def test_cupy_is_imported_in_one_place():
 
 # Private attributes of iterators and of their parts: tests ask tests/support/inside.py instead.
 INSIDE = re.compile(r"(?<!self)(?<!fastiter)\._(?:pool|planner|reading|threads|group)\b|[.]ring\b")
-NAME_THEM = {
-    "tests/support/inside.py",
-    "tests/iterators/test_samplers.py",  # whether buffers of orders are used again
-}
 
 
 def test_tests_reach_into_iterators_in_one_place():
     tests = (TOP / "tests").rglob("*.py")
-    assert {relative(path) for path in tests if INSIDE.search(path.read_text())} == NAME_THEM
+    assert {relative(path) for path in tests if INSIDE.search(path.read_text())} == {
+        "tests/support/inside.py"
+    }
 
 
 def test_no_file_is_too_long():

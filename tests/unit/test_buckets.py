@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from uniformity import chi_square_z
 
 from fastiter.iterators import LengthBucketBatchSampler
-from fastiter.iterators.samplers._batches import Cutting
+from fastiter.iterators.samplers.epoch_sampler import Cutting
 
 
 def log_normal(n, seed=0):
@@ -20,7 +20,7 @@ def log_normal(n, seed=0):
 
 
 def planned(sampler, number=0, num_ranks=1, rows=None):
-    cutting = Cutting(0, num_ranks, sampler._limits())
+    cutting = Cutting(0, num_ranks, sampler.limits())
     order, cuts = sampler._plan_batches(rows, len(sampler._lengths), number, cutting)
     return order[:], cuts
 
@@ -70,7 +70,7 @@ def test_every_row_comes_once_within_both_limits_and_all_ranks_have_as_many(
     # Only batches of single rows cannot be made more.
     rest = len(sizes) % num_ranks
     assert rest == 0 or sizes[-rest:].max() == 1
-    if rows is None and (count := sampler._count(n, num_ranks)) is not None:
+    if rows is None and (count := sampler.n_batches(None, n, num_ranks)) is not None:
         assert count == len(sizes)
 
 
@@ -88,7 +88,7 @@ def test_drop_last_leaves_out_less_than_a_step(data, num_ranks, number):
     if sampler._max_tokens is None:
         assert set(sizes) == {sampler._batch_size}
         assert n - len(order) < num_ranks * sampler._batch_size
-        assert len(sizes) == sampler._count(n, num_ranks)
+        assert len(sizes) == sampler.n_batches(None, n, num_ranks)
     else:
         cost = costs(sampler, order, cuts)
         assert cost.max() <= sampler._max_tokens
@@ -169,7 +169,7 @@ def test_what_a_seed_gives_never_changes():
         )
         order, cuts = planned(sampler, 2, 4)
         assert [len(cuts), *order[500:508].tolist()] == GOLDEN
-        keys.add(sampler._record(1, 1000).key)
+        keys.add(sampler.record(1, 1000, None, lambda: (0, 0)).key)
     assert len(keys) == 1
 
 
@@ -177,13 +177,13 @@ def test_a_cutting_that_changes_plans_the_rest_anew():
     """As often as it does; what comes is the same each time, and all of it once."""
     sampler = LengthBucketBatchSampler(log_normal(3000), max_tokens=9000, seed=1)
     cuttings = [Cutting(0, 3, (None, 9000))]
-    _, cuts = sampler._draw_batches(3000, 5, cuttings)
+    _, cuts = sampler.epoch(5, 3000, cuttings)
     for num_ranks, limits in ((2, (None, 9000)), (5, (40, 20_000))):
         start = int(cuts[np.searchsorted(cuts, 900 * len(cuttings))])
         cuttings.append(Cutting(start, num_ranks, limits))
-        order, cuts = sampler._draw_batches(3000, 5, cuttings)
+        order, cuts = sampler.epoch(5, 3000, cuttings)
         assert start in cuts and sorted(order[:].tolist()) == list(range(3000))
-        again = pickle.loads(pickle.dumps(sampler))._draw_batches(3000, 5, cuttings)
+        again = pickle.loads(pickle.dumps(sampler)).epoch(5, 3000, cuttings)
         assert np.array_equal(order[:], again[0][:]) and np.array_equal(cuts, again[1])
     sizes = np.diff(cuts[np.searchsorted(cuts, start) :])
     assert sizes.max() <= 40 and len(sizes) % 5 == 0
@@ -229,4 +229,4 @@ def test_it_gives_batches_not_orders():
     with pytest.raises(TypeError, match="use batch_sampler="):
         sampler(np.arange(10), 0)
     with pytest.raises(ValueError, match="10 lengths for a dataset of 11"):
-        sampler._plan_batches(None, 11, 0, Cutting(0, 1, sampler._limits()))
+        sampler._plan_batches(None, 11, 0, Cutting(0, 1, sampler.limits()))

@@ -20,7 +20,7 @@ from fastiter._order import sampling
 def drawn(sampler, number):
     """The sources of an epoch, and the indices in them."""
     sizes = sampler._sizes
-    order = sampler._draw(sum(sizes), number)[:]
+    order = sampler.epoch(number, sum(sizes)).order[:]
     offsets = np.cumsum([0, *sizes])
     sources = np.searchsorted(offsets, order, side="right") - 1
     return sources, order - offsets[sources]
@@ -140,7 +140,7 @@ GOLDEN = [128, 125, 73, 147, 126, 121, 1, 118, 112, 703573]
 
 def test_what_a_seed_gives_never_changes():
     sampler = MixtureOrderSampler([100, 50, 10**6], [0.2, 0.7, 0.1], 5, stop=1000)
-    assert sampler._draw(1_000_150, 7)[500:510].tolist() == GOLDEN
+    assert sampler.epoch(7, 1_000_150).order[500:510].tolist() == GOLDEN
 
 
 # -- epochs ----------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_sizes_as_weights_are_a_shuffle_in_even_shares():
     for stop in ("first", "all"):
         sampler = MixtureOrderSampler(sizes, sizes, 0, stop=stop)
         for number in range(3):
-            assert sorted(sampler._draw(174, number)[:].tolist()) == list(range(174))
+            assert sorted(sampler.epoch(number, 174).order[:].tolist()) == list(range(174))
 
 
 # -- access ----------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_any_slice_of_any_epoch_is_that_of_the_whole(data):
         [20, 3000], [0.1, 0.9], 1, stop=10_000, schedule=[(12_345, [0.5, 0.5])]
     )
     number = data.draw(st.integers(0, 3))
-    order, whole = sampler._draw(3020, number), sampler._draw(3020, number)[:]
+    order, whole = sampler.epoch(number, 3020).order, sampler.epoch(number, 3020).order[:]
     for _ in range(5):
         start = data.draw(st.integers(0, 10_000))
         stop = data.draw(st.integers(start, min(start + 9000, 10_000)))
@@ -196,27 +196,27 @@ def test_any_slice_of_any_epoch_is_that_of_the_whole(data):
         assert part.dtype == np.int64 and np.array_equal(part, whole[start:stop])
     again = pickle.loads(pickle.dumps(order))
     assert again == order and hash(again) == hash(order)
-    assert again != sampler._draw(3020, number + 1)
+    assert again != sampler.epoch(number + 1, 3020).order
     assert np.array_equal(again[9000:], whole[9000:])
 
 
 def test_far_epochs_are_found_without_those_before():
     """Also back and forth."""
     sampler = MixtureOrderSampler([50] * 3, [0.5, 0.3, 0.2], 0, stop=13)
-    expected = [sampler._draw(150, number)[:].tolist() for number in range(40)]
+    expected = [sampler.epoch(number, 150).order[:].tolist() for number in range(40)]
     other = MixtureOrderSampler([50] * 3, [0.5, 0.3, 0.2], 0, stop=13)
     for number in (39, 0, 20, 19, 39):
-        assert other._draw(150, number)[:].tolist() == expected[number]
+        assert other.epoch(number, 150).order[:].tolist() == expected[number]
 
 
 def test_epochs_of_whole_shares_are_passed_over_at_once():
     schedule = [(45, [1, 1]), (400, [3, 2]), (407, [1, 4]), (500, [7, 3])]
     sampler = MixtureOrderSampler([50, 60], [2, 3], 0, stop=10, schedule=schedule)
-    expected = [sampler._draw(110, number)[:].tolist() for number in range(80)]
+    expected = [sampler.epoch(number, 110).order[:].tolist() for number in range(80)]
     for number in (79, 3, 5, 4, 40, 41, 50, 45, 51):
         other = MixtureOrderSampler([50, 60], [2, 3], 0, stop=10, schedule=schedule)
-        assert other._draw(110, number)[:].tolist() == expected[number]
-    far = sampler._draw(110, 10**12)[:]
+        assert other.epoch(number, 110).order[:].tolist() == expected[number]
+    far = sampler.epoch(10**12, 110).order[:]
     counts = np.bincount(far >= 50, minlength=2)
     assert counts.tolist() == [7, 3]
 
@@ -321,9 +321,9 @@ def test_weights_that_no_small_total_holds_exactly():
 
 def test_threads_may_share_an_order():
     sampler = MixtureOrderSampler([90_000] * 5, [5, 4, 3, 2, 0.123], 0, stop=60_001)
-    expected = sampler._draw(450_000, 1)[:]
+    expected = sampler.epoch(1, 450_000).order[:]
     for _ in range(5):
-        order = pickle.loads(pickle.dumps(sampler))._draw(450_000, 1)
+        order = pickle.loads(pickle.dumps(sampler)).epoch(1, 450_000).order
         with ThreadPoolExecutor(4) as pool:
             starts = range(0, 60_000, 1500)
             pieces = [slice(k, k + 1500) for k in [*starts, *starts]]

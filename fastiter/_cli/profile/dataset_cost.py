@@ -20,7 +20,7 @@ from fastiter._threads.pool import thread_times
 from fastiter._util.failures import summary_of
 from fastiter._util.units import nbytes_of
 from fastiter.iterators._source import fetch_examples
-from fastiter.iterators.samplers._seeded import joined
+from fastiter.iterators.samplers._orders import joined
 
 _GROUP_SECONDS = 100e-6  # examples that take less are timed in groups
 _MOST_GROUP = 1024

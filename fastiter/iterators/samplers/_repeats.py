@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastiter.iterators.samplers._batches import CallableBatches
-from fastiter.iterators.samplers._seeded import is_seeded
+from fastiter.iterators.samplers.epoch_sampler import is_epoch_sampler
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
@@ -19,16 +18,13 @@ def repeats_of(sampler: Any, order: Any) -> Any:
     index comes twice. A computed order tells by ``repeats()``."""
     if hasattr(order, "repeats"):
         return order.repeats()
-    if not isinstance(order, np.ndarray) or not _may_repeat(sampler):
+    permutes = type(sampler) is ShuffleOrderSampler or (
+        is_epoch_sampler(sampler) and sampler.permutes
+    )
+    if permutes or not isinstance(order, np.ndarray):
         return None
-    repeats = repeats_in(order)
-    return repeats if repeats.any() else None
-
-
-def _may_repeat(sampler: Any) -> bool:
-    if is_seeded(sampler) and not isinstance(sampler, CallableBatches):
-        return sampler._repeats
-    return type(sampler) is not ShuffleOrderSampler
+    ordered = np.sort(order)  # faster than `repeats_in`
+    return repeats_in(order) if (ordered[1:] == ordered[:-1]).any() else None
 
 
 def repeats_in(values: npt.NDArray[Any]) -> npt.NDArray[np.int32]:

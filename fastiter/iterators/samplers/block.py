@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._util.arguments import checked_int
-from fastiter.iterators.samplers._seeded import ComputedOrder, SeededSampler
+from fastiter.iterators.samplers._orders import ComputedOrder
+from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler, words_of
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
-    from fastiter.iterators.samplers._seeded import Seed
+    from fastiter.iterators.samplers.epoch_sampler import Seed
 
 __all__ = ["BlockShuffleOrderSampler"]
 
 _BLOCKS, _WINDOWS = range(2)  # what a stream of an epoch's seed shuffles
 
 
-class BlockShuffleOrderSampler(SeededSampler, OrderSampler):
+class BlockShuffleOrderSampler(EpochSampler, OrderSampler):
     """Shuffles blocks of neighbouring examples, and then the examples of a few blocks at a time.
 
     For data that is read best in runs: files of many examples, compressed chunks, slow disks. The
@@ -50,7 +53,8 @@ class BlockShuffleOrderSampler(SeededSampler, OrderSampler):
         If an argument is wrong.
     """
 
-    _KIND: ClassVar[int] = 3
+    kind: ClassVar[int] = 3
+    permutes = True
     _ends: npt.NDArray[np.int64] | None = None  # of blocks of different sizes
 
     def __init__(self, seed: Seed, block_size: int | npt.ArrayLike, window: int) -> None:
@@ -60,20 +64,20 @@ class BlockShuffleOrderSampler(SeededSampler, OrderSampler):
         else:
             self._block_size = checked_int("block_size", block_size)
         self._window = checked_int("window", window)
-        super().__init__(seed)
+        self.seed = words_of(seed)
 
     @property
     def window(self) -> int:
         """Blocks in a window."""
         return self._window
 
-    def _arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         if self._ends is None:
             return self._block_size, self._window
         return hashlib.blake2b(self._ends.tobytes(), digest_size=16).hexdigest(), self._window
 
-    def _draw(self, n_examples: int, number: int) -> BlockOrder:
-        assert self._words is not None
+    def epoch(self, number: int, n_examples: int, cuttings: Sequence[Any] = ()) -> Epoch:
+        assert self.seed is not None
         blocks: int | npt.NDArray[np.int64] = self._block_size
         if self._ends is not None:
             blocks = self._ends
@@ -82,7 +86,7 @@ class BlockShuffleOrderSampler(SeededSampler, OrderSampler):
                     f"the blocks of this BlockShuffleOrderSampler end at {self._ends[-1]}, and the "
                     f"dataset has {n_examples} examples: pass block_size=dataset.row_group_ends"
                 )
-        return BlockOrder(n_examples, blocks, self._window, self._words, number)
+        return Epoch(BlockOrder(n_examples, blocks, self._window, self.seed, number))
 
 
 def _checked_ends(ends: Any) -> npt.NDArray[np.int64]:

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._util.arguments import checked_flag, checked_optional_int
-from fastiter.iterators.samplers._batches import CompactOrder, SeededBatchSampler
+from fastiter.iterators.samplers._batches import epoch_by_cuttings
+from fastiter.iterators.samplers._orders import CompactOrder
+from fastiter.iterators.samplers.epoch_sampler import EpochSampler, words_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
-    from fastiter.iterators.samplers._batches import Cutting, Indices, Limit
-    from fastiter.iterators.samplers._seeded import Seed
+    from fastiter.iterators.samplers.epoch_sampler import Cutting, Epoch, Limit, Seed
 
     Lengths = npt.NDArray[Any]
+    Indices = npt.NDArray[np.int64]
 
 __all__ = ["LengthBucketBatchSampler"]
 
@@ -24,7 +28,7 @@ _WINDOW_STEPS, _WINDOW_LEAST = 128, 1 << 14
 _LEAST_AHEAD = 1 << 18  # rows that take some 10 ms to plan
 
 
-class LengthBucketBatchSampler(SeededBatchSampler):
+class LengthBucketBatchSampler(EpochSampler):
     """Puts examples of like lengths into a batch, so that little of it is padding.
 
     With several ranks all of them plan the same epoch: in each step the ranks' batches have like
@@ -68,7 +72,7 @@ class LengthBucketBatchSampler(SeededBatchSampler):
     are shuffled, and the batches of each are given to the ranks in random rotation.
     """
 
-    _KIND: ClassVar[int] = 6
+    kind: ClassVar[int] = 6
 
     def __init__(
         self,
@@ -104,8 +108,12 @@ class LengthBucketBatchSampler(SeededBatchSampler):
             )
         self._mean = max(1, int(self._lengths.sum(dtype=np.uint64)) // n)
         self._digest: str | None = None
-        self._counts: dict[tuple[int, int, tuple[Limit, ...]], int] = {}  # of epochs planned
-        super().__init__(seed)
+        self.draws_ahead = n >= _LEAST_AHEAD
+        self._counts: dict[tuple[int | None, int, tuple[Limit, ...]], int] = {}  # of epochs planned
+        self.seed = words_of(seed)
+
+    def epoch(self, number: int, n_examples: int, cuttings: Sequence[Cutting] = ()) -> Epoch:
+        return epoch_by_cuttings(self, number, n_examples, cuttings)
 
     def _plan_batches(
         self, rows: Indices | None, n_examples: int, number: int, cutting: Cutting
@@ -116,7 +124,7 @@ class LengthBucketBatchSampler(SeededBatchSampler):
             raise ValueError(
                 f"there are {self._lengths.size} lengths for a dataset of {n_examples} examples"
             )
-        assert self._words is not None
+        assert self.seed is not None
         batch_size, max_tokens = (None if limit is None else int(limit) for limit in cutting.limits)
         if max_tokens is not None and max_tokens < self._longest:
             raise ValueError(
@@ -129,7 +137,7 @@ class LengthBucketBatchSampler(SeededBatchSampler):
         order, cuts = sampling.plan_buckets(
             self._lengths,
             rows,
-            permutation.seed_words([*self._words, number]),
+            permutation.seed_words([*self.seed, number]),
             most_rows=batch_size,
             most_tokens=max_tokens,
             num_ranks=cutting.num_ranks,
@@ -145,22 +153,17 @@ class LengthBucketBatchSampler(SeededBatchSampler):
             self._counts[number, cutting.num_ranks, cutting.limits] = len(cuts) - 1
         return CompactOrder(order, n_examples), cuts
 
-    def _limits(self) -> tuple[Limit, ...]:
+    def limits(self) -> tuple[Limit, ...]:
         return self._batch_size, self._max_tokens
 
-    def _count(self, n_examples: int, num_ranks: int) -> int | None:
+    def n_batches(self, number: int | None, n_examples: int, num_ranks: int) -> int | None:
+        """Known with ``batch_size`` alone, and of epochs that were planned."""
         if self._batch_size is None or self._max_tokens is not None:
-            return None
+            return self._counts.get((number, num_ranks, self.limits()))
         steps, rest = divmod(n_examples, self._batch_size * num_ranks)
         return min(n_examples, (steps + (rest > 0 and not self._drop_last)) * num_ranks)
 
-    def _n_ahead(self) -> int:
-        return self._lengths.size if self._lengths.size >= _LEAST_AHEAD else 0
-
-    def _known_count(self, number: int, num_ranks: int) -> int | None:
-        return self._counts.get((number, num_ranks, self._limits()))
-
-    def _arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         if self._digest is None:
             from hashlib import blake2b
 

@@ -5,46 +5,54 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastiter._fetch.dataset_access import epochs_of
-from fastiter.iterators.samplers._batches import SeededBatchSampler
-from fastiter.iterators.samplers._seeded import SeededSampler, is_seeded
+from fastiter.iterators.samplers._drawing import draw_epoch
+from fastiter.iterators.samplers.epoch_sampler import (
+    Epoch,
+    EpochSampler,
+    is_epoch_sampler,
+    is_of_users,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
     from fastiter._fetch.epoch_rows import EpochRows
-    from fastiter.iterators.samplers._batches import Indices
 
 
-class RowsOfEpochs(SeededSampler):
+class RowsOfEpochs(EpochSampler):
     """The rows of a dataset whose epochs differ, as they come, or in the order of another sampler.
 
     The indices tell their epoch, so that whoever fetches rows ahead needs no other word.
     """
 
-    _KIND: ClassVar[int] = 7
-    _sizes_vary: ClassVar[bool] = True
+    kind: ClassVar[int] = 7
+    varies = True
 
-    def __init__(self, dataset: Any, words: tuple[int, int], inner: SeededSampler | None) -> None:
+    def __init__(self, dataset: Any, words: tuple[int, int], inner: EpochSampler | None) -> None:
         self._dataset, self._inner = dataset, inner
-        self._words = words if inner is None else inner._words
-        self._next_number = 0
+        self.seed = words if inner is None else inner.seed
 
-    def size_within(self, number: int, stop: int) -> int:
-        """Rows in the epoch of that number if they are at most ``stop``, else ``stop`` or more."""
-        return EpochOrder(self._dataset, number).size_within(stop)
-
-    def _draw(self, n_examples: int, number: int) -> EpochOrder:
+    def epoch(self, number: int, n_examples: int, cuttings: Sequence[Any] = ()) -> Epoch:
         order = EpochOrder(self._dataset, number)
         if self._inner is not None:
-            order.inner = self._inner._draw(len(order), number)
-        return order
+            n_rows = len(order)
+            order.inner = draw_epoch(self._inner, number, n_rows, n_rows, ()).order
+        return Epoch(order)
 
-    def _population(self, order_size: int, dataset_size: int) -> int:
-        return 0  # not what the orders depend on
+    def size(self, number: int, n_examples: int, within: int) -> int:
+        """Rows in the epoch of that number if they are at most ``within``, else that or more."""
+        return EpochOrder(self._dataset, number).size_within(within)
 
-    def _arguments(self) -> tuple[Any, ...]:
-        epochs = epochs_of(self._dataset)
+    def arguments(self) -> tuple[Any, ...] | None:
+        epochs, inner = epochs_of(self._dataset), self._inner
         assert epochs is not None
-        inner = None if self._inner is None else (self._inner._KIND, self._inner._arguments())
-        return epochs.words, epochs.arguments, inner
+        if inner is not None and is_of_users(inner):
+            return None
+        told = None if inner is None else (inner.kind, inner.arguments())
+        return epochs.words, epochs.arguments, told
 
 
 class EpochOrder:
@@ -81,7 +89,7 @@ class EpochOrder:
         """Note the rows before a window, so that none of these windows has to be counted."""
         self._rows.begin(window, before)
 
-    def __getitem__(self, part: slice) -> Indices:
+    def __getitem__(self, part: slice) -> npt.NDArray[np.int64]:
         rows = self._rows
         if self.inner is None:
             return rows.indices(part.start, part.stop)
@@ -91,11 +99,9 @@ class EpochOrder:
 def sampler_of_epochs(dataset: Any, sampler: Any, shuffle: bool | None) -> Any:
     """The order sampler for a dataset: `sampler` itself; or one that tells epochs, if the dataset
     has other rows in each, and the orders of `sampler` suit any number of rows."""
-    epochs = None if shuffle or isinstance(sampler, SeededBatchSampler) else epochs_of(dataset)
+    epochs = None if shuffle else epochs_of(dataset)
     if epochs is None:
         return sampler
-    if sampler is None or (
-        is_seeded(sampler) and type(sampler)._population is SeededSampler._population
-    ):
+    if sampler is None or (is_epoch_sampler(sampler) and sampler.permutes):
         return RowsOfEpochs(dataset, epochs.words, sampler)
     return sampler

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from fastiter._util.arguments import checked_int
+from fastiter.iterators.samplers._orders import ComputedOrder, joined
 from fastiter.iterators.samplers._repeats import repeats_in
-from fastiter.iterators.samplers._seeded import ComputedOrder, SeededSampler, joined
+from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler, key_of, words_of
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from fastiter._order.permutation import VirtualOrder
     from fastiter._order.sampling import Interleaving
-    from fastiter.iterators.samplers._seeded import Seed
+    from fastiter.iterators.samplers.epoch_sampler import Seed
 
     Counts = npt.NDArray[np.int64]
 
@@ -33,7 +34,7 @@ __all__ = ["MixtureOrderSampler"]
 _DEFICIT_BITS = 40  # of the fraction of a draw, where sources are compared
 
 
-class MixtureOrderSampler(SeededSampler, OrderSampler):
+class MixtureOrderSampler(EpochSampler, OrderSampler):
     """Mixes the examples of several sources in given shares.
 
     For a `~fastiter.datasets.ConcatenatedDataset` of the sources. At every position of an epoch the
@@ -80,8 +81,7 @@ class MixtureOrderSampler(SeededSampler, OrderSampler):
     of `VirtualShuffleOrderSampler`.
     """
 
-    _KIND: ClassVar[int] = 5
-    _follows_numbers: ClassVar[bool] = True
+    kind: ClassVar[int] = 5
 
     def __init__(
         self,
@@ -109,38 +109,31 @@ class MixtureOrderSampler(SeededSampler, OrderSampler):
         points = _checked_schedule(schedule, len(self._sizes))
         if not points or points[0][0] > 0:
             points = [(0, shares), *points]
-        super().__init__(seed)
-        assert self._words is not None
+        self.seed = words_of(seed)
         self._mixture = Mixture(
             self._sizes,
-            self._words,
+            self.seed,
             self._epoch_size,
             tuple((example, _whole_weights(shares)) for example, shares in points),
         )
 
-    def _draw(self, n_examples: int, number: int) -> MixtureOrder:
+    def epoch(self, number: int, n_examples: int, cuttings: Sequence[Any] = ()) -> Epoch:
         if n_examples != sum(self._sizes):
             raise ValueError(
                 f"the sources have {sum(self._sizes)} examples, but the dataset has {n_examples}"
             )
-        return MixtureOrder(self._mixture, number)
+        return Epoch(MixtureOrder(self._mixture, number))
 
-    def _arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         return self._sizes, self._epoch_size, self._mixture.points
 
-    def _arguments_until(self, n_drawn: int, position: int | None) -> tuple[Any, ...]:
+    def record(self, n_drawn: int, n_examples: int, position: int | None, *digest: Any) -> Any:
+        # Without the points of the schedule behind the position, which may change.
         n = self._epoch_size
         drawn = max(0, n_drawn - 1) * n + (n if position is None else position)
-        points = [point for point in self._mixture.points if point[0] < drawn]
-        return self._sizes, n, tuple(points)
-
-    def _population(self, order_size: int, dataset_size: int) -> int:
-        return dataset_size
-
-    def __call__(self, current_order: Any, current_position: int) -> MixtureOrder:
-        """Give the next order."""
-        # The current order tells the dataset's length at the start only.
-        return self._draw_next(sum(self._sizes))  # type: ignore[no-any-return]
+        points = tuple(point for point in self._mixture.points if point[0] < drawn)
+        record = super().record(n_drawn, n_examples, position, *digest)
+        return record._replace(key=key_of(self.seed, (self._sizes, n, points)))
 
 
 # -- arguments -------------------------------------------------------------------------------------

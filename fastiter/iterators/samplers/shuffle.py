@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fastiter.iterators.samplers._seeded import OrderBuffers, SeededSampler
+from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler, words_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
 __all__ = ["OrderSampler", "ShuffleOrderSampler"]
@@ -45,7 +48,7 @@ class OrderSampler(ABC):
         """
 
 
-class ShuffleOrderSampler(SeededSampler, OrderSampler):
+class ShuffleOrderSampler(EpochSampler, OrderSampler):
     """Shuffles the whole dataset at the start of every epoch.
 
     Of a generator it gives exactly the orders of ``random_state.permutation(n)``, and leaves it in
@@ -67,14 +70,13 @@ class ShuffleOrderSampler(SeededSampler, OrderSampler):
         If the seed is negative.
     """
 
-    _KIND: ClassVar[int] = 1
-    _follows_numbers: ClassVar[bool] = True
+    kind: ClassVar[int] = 1
+    permutes = True
 
     def __init__(self, random_state: Any = None) -> None:
         self._random_state: Any = None
-        self._words = None
         if _is_seed(random_state):
-            super().__init__(random_state)
+            self.seed = words_of(random_state)
             self._buffers = OrderBuffers()
             return
         if random_state is None:
@@ -88,10 +90,11 @@ class ShuffleOrderSampler(SeededSampler, OrderSampler):
                 f"{type(random_state).__qualname__} has none"
             )
         self._random_state = random_state
+        self.is_numbered = False
 
     def __call__(self, current_order: Any, current_position: int) -> Any:
         """Give a permutation of ``len(current_order)`` indices as an array of its own."""
-        if self._words is not None:
+        if self.is_numbered:
             return super().__call__(current_order, current_position)
         # Here, since it imports numpy.random, which takes a while.
         from fastiter._order import permutation
@@ -101,12 +104,42 @@ class ShuffleOrderSampler(SeededSampler, OrderSampler):
             return order
         return np.array(order)  # of a foreign generator we do not know whether it keeps it
 
-    def _draw(self, n_examples: int, number: int) -> npt.NDArray[np.int64]:
+    def epoch(self, number: int, n_examples: int, cuttings: Sequence[Any] = ()) -> Epoch:
         from fastiter._order import permutation
 
-        assert self._words is not None
+        assert self.seed is not None
         out = self._buffers.take(n_examples)
-        return permutation.fast_permutation(n_examples, self._words, number, out=out)
+        return Epoch(permutation.fast_permutation(n_examples, self.seed, number, out=out))
+
+
+class OrderBuffers:
+    """Memory for orders, used again when the order in it is dead.
+
+    Memory that a process has already is filled several times as fast as new memory. Orders are
+    views of the buffers, so a buffer without views has a single reference, that of this object.
+    """
+
+    _MOST = 2  # the current epoch's order is in use while the next one is drawn
+
+    def __init__(self) -> None:
+        self._buffers: list[npt.NDArray[np.int64]] = []
+
+    def take(self, n: int) -> npt.NDArray[np.int64]:
+        """A writable array (n,) with arbitrary content."""
+        idle = _references([object()], 0)
+        for i in range(len(self._buffers)):
+            if self._buffers[i].size == n and _references(self._buffers, i) == idle:
+                return self._buffers[i].view()
+        buffer = np.empty(n, dtype=np.int64)
+        self._buffers = [*self._buffers[-self._MOST + 1 :], buffer]
+        return buffer.view()
+
+    def __reduce__(self) -> tuple[type[OrderBuffers], tuple[()]]:
+        return OrderBuffers, ()
+
+
+def _references(items: Sequence[object], i: int) -> int:
+    return sys.getrefcount(items[i])
 
 
 def gives_process_orders(sampler: Any) -> bool:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from fastiter.iterators.samplers._seeded import SeededSampler
+from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler, words_of
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
 if TYPE_CHECKING:
-    from fastiter._order.permutation import VirtualOrder
+    from collections.abc import Sequence
+
+    from fastiter.iterators.samplers.epoch_sampler import Seed
 
 __all__ = ["VirtualShuffleOrderSampler"]
 
 
-class VirtualShuffleOrderSampler(SeededSampler, OrderSampler):
+class VirtualShuffleOrderSampler(EpochSampler, OrderSampler):
     """Shuffles the whole dataset in every epoch without storing an order.
 
     For datasets so large that an order of 8 bytes per example is a burden: an epoch of 10**12
@@ -33,10 +35,14 @@ class VirtualShuffleOrderSampler(SeededSampler, OrderSampler):
         If ``seed`` is wrong or negative.
     """
 
-    _KIND: ClassVar[int] = 2
+    kind: ClassVar[int] = 2
+    permutes = True
 
-    def _draw(self, n_examples: int, number: int) -> VirtualOrder:
+    def __init__(self, seed: Seed) -> None:
+        self.seed = words_of(seed)
+
+    def epoch(self, number: int, n_examples: int, cuttings: Sequence[Any] = ()) -> Epoch:
         from fastiter._order.permutation import VirtualOrder
 
-        assert self._words is not None
-        return VirtualOrder(n_examples, self._words, number)
+        assert self.seed is not None
+        return Epoch(VirtualOrder(n_examples, self.seed, number))

@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._util.arguments import checked_flag, checked_optional_int
-from fastiter.iterators.samplers._seeded import SeededSampler
+from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler, words_of
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
-    from fastiter.iterators.samplers._seeded import Seed
+    from fastiter.iterators.samplers.epoch_sampler import Seed
 
 __all__ = ["WeightedOrderSampler"]
 
 _LARGEST_RATIO = 1e290  # of two weights, without replacement
 
 
-class WeightedOrderSampler(SeededSampler, OrderSampler):
+class WeightedOrderSampler(EpochSampler, OrderSampler):
     """Draws the examples of every epoch with given probabilities.
 
     Parameters
@@ -50,8 +52,7 @@ class WeightedOrderSampler(SeededSampler, OrderSampler):
     2006). The draws are the same on every processor.
     """
 
-    _KIND: ClassVar[int] = 4
-    _follows_numbers: ClassVar[bool] = True
+    kind: ClassVar[int] = 4
 
     def __init__(
         self,
@@ -67,11 +68,10 @@ class WeightedOrderSampler(SeededSampler, OrderSampler):
         self._replacement = checked_flag("replacement", replacement)
         if not self._replacement:
             _check_without_replacement(self._weights, self._n_samples)
-        super().__init__(seed)
-        self._repeats = self._replacement
+        self.seed = words_of(seed)
         self._drawer: Any = None
 
-    def _draw(self, n_examples: int, number: int) -> npt.NDArray[np.int64]:
+    def epoch(self, number: int, n_examples: int, cuttings: Sequence[Any] = ()) -> Epoch:
         if n_examples != len(self._weights):
             raise ValueError(
                 f"there are {len(self._weights)} weights for a dataset of {n_examples} examples"
@@ -81,21 +81,13 @@ class WeightedOrderSampler(SeededSampler, OrderSampler):
 
             kind = permutation.AliasTable if self._replacement else permutation.Race
             self._drawer = kind(self._weights)
-        return self._drawer.draw(self._words, number, self._n_samples)  # type: ignore[no-any-return]
+        return Epoch(self._drawer.draw(self.seed, number, self._n_samples))
 
-    def _arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         from hashlib import blake2b
 
         weights = blake2b(self._weights.astype("<f8").tobytes(), digest_size=16).hexdigest()
         return weights, self._n_samples, self._replacement
-
-    def _population(self, order_size: int, dataset_size: int) -> int:
-        return dataset_size
-
-    def __call__(self, current_order: Any, current_position: int) -> npt.NDArray[np.int64]:
-        """Give the next order, of ``n_samples`` indices."""
-        # The current order tells the dataset's length at the start only.
-        return self._draw_next(len(self._weights))  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_drawer": None}
