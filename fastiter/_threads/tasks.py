@@ -329,9 +329,9 @@ class BatchTask:
         if self._is_aborted:
             raise RuntimeError("the iterator was finalized or reset while next() was waiting")
         # Not earlier: a dataset may raise one object for several batches.
-        for failure in (self._batch, *self._tolerated):
-            if isinstance(failure, Failure):
-                annotate(failure.error, failure.facts)
+        failures = [each for each in (self._batch, *self._tolerated) if isinstance(each, Failure)]
+        for failure in failures:
+            annotate(failure.error, failure.facts)
         return self._batch
 
     def forget(self) -> None:

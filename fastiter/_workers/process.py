@@ -238,12 +238,10 @@ def wait_for(workers: Iterable[WorkerProcess], seconds: float) -> list[WorkerPro
     end = status.now() + seconds
     while (left := [w for w in workers if not w.is_dead()]) and (rest := end - status.now()) > 0:
         poll = select.poll()
-        for worker in left:
-            if worker.pidfd >= 0:
-                poll.register(worker.pidfd)
-            else:
-                rest = min(rest, 0.05)
-                if worker.has_sentinel:
-                    poll.register(worker.process.sentinel)
-        poll.poll(rest * 1000)
+        others = [worker for worker in left if worker.pidfd < 0]
+        descriptors = [worker.pidfd for worker in left if worker.pidfd >= 0]
+        descriptors += [worker.process.sentinel for worker in others if worker.has_sentinel]
+        for descriptor in descriptors:
+            poll.register(descriptor)
+        poll.poll(min(rest, 0.05 if others else rest) * 1000)
     return left
