@@ -43,6 +43,8 @@ from fastiter.errors import (
 from fastiter.iterators import (
     Address,
     BlockShuffleOrderSampler,
+    Epoch,
+    EpochSampler,
     LengthBucketBatchSampler,
     MixtureOrderSampler,
     MultithreadIterator,
@@ -95,6 +97,8 @@ __all__ = [
     "DatasetError",
     "DatasetMixin",
     "DatasetTimeoutError",
+    "Epoch",
+    "EpochSampler",
     "Iterator",
     "IteratorStats",
     "LengthBucketBatchSampler",

@@ -199,6 +199,30 @@ cdef void restore_handlers() noexcept nogil:
 
 
 @cython.final
+cdef class Acquired:
+    """A block with a lock, if that is free or ``blocking``: ``with Acquired(lock, False) as is_held``.
+
+    Compiled, so that no signal handler comes between taking the lock and the block.
+    """
+
+    cdef object lock
+    cdef bint blocking, is_held
+
+    def __init__(self, lock, bint blocking):
+        self.lock = lock
+        self.blocking = blocking
+
+    def __enter__(self):
+        self.is_held = self.lock.acquire(self.blocking)
+        return self.is_held
+
+    def __exit__(self, *_):
+        if self.is_held:
+            self.is_held = False
+            self.lock.release()
+
+
+@cython.final
 cdef class HandlersDeferred:
     """A block in which no Python handler of a signal runs. Signals that come meanwhile, to whatever
     thread, are handled at its end.

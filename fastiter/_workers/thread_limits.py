@@ -183,13 +183,13 @@ class _OwnPools:
         collection may call that, in a thread for which another one waits in here: so it does not
         wait. Returns whether threads spin now, which is never with `ends_threads`.
         """
-        if not self._lock.acquire(blocking=forking is not None):
-            return False
-        spins = False
-        try:
+        with status.Acquired(self._lock, forking is not None) as is_held:
+            if not is_held:
+                return False
             self._forking.discard(forking)
             if self._forking:
                 return False
+            spins = False
             while self._limits:
                 entry = limits, threads = self._limits[-1]
                 if not _can_start(threads - native_threads(), workers):
@@ -207,8 +207,6 @@ class _OwnPools:
                     "cannot be started now (a limit of processes or memory: ulimit -a)"
                 )
             return spins
-        finally:
-            self._lock.release()
 
     def _after_fork(self) -> None:
         self._lock = lock_of_child(self._lock)

@@ -10,8 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from inside import pids_of, pool_of
-from outside import is_alive
+from inside import group_of, pids_of, pool_of
 
 import fastiter
 import fastiter.random
@@ -90,7 +89,8 @@ def test_workers_that_are_too_many_leave():
         assert len(pids_of(iterator)) == 6
         pool.set_workers(1)
         first = pids_of(iterator)[0]
-        while sum(map(is_alive, pids_of(iterator))) > 1:
+        workers = group_of(iterator).workers
+        while sum(not worker.is_dead() for worker in list(workers.values())) > 1:
             next(iterator)
         pool.set_workers(3)  # while some of them may not have been reaped yet
         take(iterator, 20)

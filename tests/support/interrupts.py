@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import random
 import sys
@@ -33,9 +34,16 @@ class Interrupts:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
+        # It has Ctrl-C blocked itself, and unblocks it in its last line.
+        if code.co_name == "interrupts_blocked":
+            return None
         if not code.co_filename.startswith(PACKAGE) or is_finalizing(frame):
             return None
         if event != "line" or os.getpid() != self.pid:
+            return self
+        # Tracing meets such a line again at the end of its block, before `__exit__`, where no
+        # signal handler runs: a lock would stay locked.
+        if linecache.getline(code.co_filename, frame.f_lineno).lstrip().startswith("with "):
             return self
         place = code, frame.f_lineno
         if place not in self.seen if self.random is None else self.random.random() < self.share:
