@@ -23,8 +23,8 @@ cdef class Loop:
     A subclass calls `_prepare`, sets ``_planner``, and has
 
     - ``_make()``: makes the batch of the first plan, or of one that it brings forward, and returns
-      the batch or its `Failure`; at the end of the iteration, anything. Called under the lock. If
-      it is interrupted, the next call makes the same batch.
+      the batch or its `Failure`; the result is ignored at the end of the iteration. Called under
+      the lock. If it is interrupted, the next call makes the same batch.
     - ``_make_first()``: the same, but plans stay even if nothing is left of their batches. Needed
       for `_make_ahead` alone.
 

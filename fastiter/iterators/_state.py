@@ -183,21 +183,21 @@ class Planner(PlanQueue):
     def __setstate__(self, given: dict[str, Any]) -> None:
         super().__setstate__({**given, "_repeats": (None, None), "_digest": (None, (0, 0))})
 
-    # ---- what another kind of planner has otherwise
+    # ---- overridden by the planner of streams
 
-    #: whether batches have addresses, and so can be planned, and come, before those that precede
+    #: whether batches have addresses: then a batch may come before those that precede it
     has_addresses: ClassVar[bool] = True
 
     def parts_for(self, seeding: Seeding | None, timer: Timer) -> Any:
-        """A new `PartStore`, where batches are planned of what it has read; else None."""
+        """A new `PartStore` to read examples before batches are planned; None: none is needed."""
         return None
 
     def attach(self, store: Any) -> None:
-        """Plan batches of what ``store`` reads, which holds nothing yet."""
+        """Plan batches of the examples that ``store`` reads. Needed where `parts_for` gives one."""
         raise NotImplementedError
 
     def examples_of(self, plan: Plan) -> list[Any]:
-        """The examples of a plan that names them by `Plan.request`."""
+        """The examples of a plan by its `Plan.request`. Needed where `parts_for` gives a store."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -206,9 +206,8 @@ class Planner(PlanQueue):
     def after_reset(self) -> State:
         """The state to go on from after a reset: at the start of the first epoch, with a new order.
 
-        The new order has the number that follows, not that of an order drawn ahead. A batch sampler
-        leaves out no epoch, nor do rows that are made for one: their epoch comes now if nothing of
-        it was delivered.
+        The new order has the next number after the delivered ones, whatever was drawn ahead. Where
+        epochs vary, none is left out: an epoch of which nothing was delivered comes again.
         """
         state, sampler = self.state, self._order_sampler
         if self.varies and state.position == 0:
@@ -221,7 +220,7 @@ class Planner(PlanQueue):
         return seed_after_reset(seed)
 
     def saved_stream(self, state: State) -> dict[str, Any] | None:
-        """What a snapshot says in place of order, seed and cuts; None if it has those."""
+        """Entries of a snapshot in place of order, seed and cuts; None if it has these three."""
         return None
 
     def loaded_stream(self, stored: Any) -> State | None:
@@ -302,7 +301,7 @@ class Planner(PlanQueue):
         return self.state.cuts is not None or (is_epoch_sampler(sampler) and sampler.varies)
 
     def digest_of(self, state: State) -> Key:
-        """That of a state's order and cuts."""
+        """Digest of a state's order and cuts."""
         if self._digest[0] is not state.order:
             self._digest = state.order, digest_of(state.order, state.cuts)
         return self._digest[1]
