@@ -42,12 +42,8 @@ cdef class Timer:
         self.is_opening = True
         self.opened = opened
 
-    @property
-    def is_running_here(self):
-        """Whether this thread is in a call of ``next()``."""
-        return self.is_inside()
-
     cdef bint is_inside(self) noexcept:
+        """Whether this thread is in a call of ``next()``."""
         return self.thread == PyThread_get_thread_ident()
 
     cdef void enter(self) noexcept:
@@ -93,7 +89,7 @@ cdef class Timer:
 
     def after_fork(self):
         """In a forked child: a call of another thread never ends, since that is not there."""
-        if self.thread and not self.is_running_here:
+        if self.thread and not self.is_inside():
             self.entered = self.left = self.thread = 0
 
     def block(self):

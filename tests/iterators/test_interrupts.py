@@ -16,7 +16,7 @@ import pytest
 
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
 from fastiter.datasets import StreamDataset
-from tests.support.interrupts import Interrupts
+from tests.support.interrupts import Interrupts, interrupted_by_timer
 
 HANG = 60
 KINDS: dict[str, Any] = {
@@ -216,19 +216,5 @@ def test_an_interrupt_while_a_seed_is_read_is_raised_as_it_is() -> None:
     """The check of a list against an abstract class runs Python code, and with it the handler."""
     from fastiter.random import permutation
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    rng, count = random.Random(0), 0
-    try:
-        for _ in range(500):
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 2e-4))
-                while True:
-                    permutation(1, [1, 2, 3])
-            count += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert count == 500
+    interrupts = interrupted_by_timer(lambda: permutation(1, [1, 2, 3]), 500, 2e-4)
+    assert sum(1 for _ in interrupts) == 500  # any other error leaves the loop

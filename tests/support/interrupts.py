@@ -1,11 +1,14 @@
-"""KeyboardInterrupt at each line of the package."""
+"""KeyboardInterrupt at each line of the package, and at any moment of a call."""
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import random
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -57,3 +60,25 @@ def is_finalizing(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
+
+
+def interrupted_by_timer(call: Callable[[], object], count: int, longest: float) -> Iterator[int]:
+    """Make the call again and again, until a signal handler raises KeyboardInterrupt after a random
+    time of up to ``longest`` seconds; yield after each of ``count`` interrupts."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    generator = random.Random(0)
+    try:
+        for number in range(count):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, generator.uniform(1e-5, longest))
+                while True:
+                    call()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            yield number
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from fastiter._clib.file_locks import FileLocks
+from tests.support.interrupts import interrupted_by_timer
 
 WHAT = "this test"
 
@@ -148,28 +147,15 @@ def test_a_wait_for_a_lock_is_told_of_and_ends(fd: int) -> None:
 def test_an_interrupt_leaves_no_lock(fd: int) -> None:
     locks, others = FileLocks(fd, 4, WHAT), FileLocks(fd, 4, WHAT)
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def hold_some() -> None:
+        with locks.hold() as hold, locks.alone(0):
+            hold.take(1)
+            hold.take(2, True)
+            hold.take(1, True)
+            with locks.hold() as other:
+                other.take(3)
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    rng, count = random.Random(0), 0
-    try:
-        for _ in range(1000):
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 3e-4))
-                while True:
-                    with locks.hold() as hold, locks.alone(0):
-                        hold.take(1)
-                        hold.take(2, True)
-                        hold.take(1, True)
-                        with locks.hold() as other:
-                            other.take(3)
-            count += 1
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            assert not any(map(locks.is_held, range(4)))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert count == 1000
+    for _ in interrupted_by_timer(hold_some, 1000, 3e-4):
+        assert not any(map(locks.is_held, range(4)))
     with others.hold() as hold:
         assert all(hold.take(number, True) for number in range(4))
