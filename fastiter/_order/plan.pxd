@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
 cdef struct Step:
@@ -27,7 +27,12 @@ cdef class Plan:
     cdef readonly int64_t number
     cdef readonly int64_t n_valid
     cdef public int64_t n_valid_dropped
+    # Of a batch in the ring, whose memory is never asked for these:
+    cdef readonly uint64_t q
+    cdef readonly uint32_t slot
+    cdef readonly object schema
     cdef void put_work(self, object work) noexcept
+    cdef bint is_begun(self) noexcept
     cdef int64_t size(self) noexcept
     cpdef int64_t epoch_of(self, int64_t row) except? -1
 

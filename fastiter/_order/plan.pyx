@@ -119,6 +119,8 @@ cdef class Plan:
     number : number of the batch in the epoch in which it begins, from 0, for messages
     n_valid : number of rows, from the first on, that are no repetitions to fill an epoch up
     n_valid_dropped : number of these rows that were skipped
+    q, slot, schema : of a batch in the ring, its sequence number, its slot, and the `Schema` of its
+        columns; None: it has none
     """
 
     def __cinit__(self):
@@ -158,6 +160,9 @@ cdef class Plan:
     def label(self):
         """The epoch in which the batch begins and its number there, both from 0, for messages."""
         return f"epoch {self.epoch_of(0)}, batch {self.number}"
+
+    cdef bint is_begun(self) noexcept:
+        return self.current_work is not None or self.outcome is not None
 
     cdef int64_t size(self) noexcept:
         """Rows of the batch; 0 where there is none."""
@@ -307,12 +312,15 @@ cdef class PlanQueue:
         self.plans.insert(0, plan)
 
     cpdef Plan ahead(self):
-        """The first plan without work: the batch to begin next.
+        """The first plan without work and outcome: the batch to begin next.
 
         At the end of the iteration, or an error, that plan is returned again and again.
         """
         cdef Py_ssize_t count = len(self.plans), i = count
-        while i > 0 and (<Plan>self.plans[i - 1]).current_work is None:
+        # An interrupt may have lost the batch of the first plan alone.
+        if count and not (<Plan>self.plans[0]).is_begun():
+            return <Plan>self.plans[0]
+        while i > 0 and not (<Plan>self.plans[i - 1]).is_begun():
             i -= 1
         return <Plan>self.plans[i] if i < count else self.plan_one()
 

@@ -14,6 +14,7 @@ cdef class ParentRing:
     cdef list bell_pipes
     cdef _close_bells(self)
     cdef int end_arena(self) except -1
+    cdef uint64_t awaited(self) noexcept
 
 
 cdef class Lease:
@@ -38,15 +39,8 @@ cdef class Lease:
                         bint copy)
 
 
-cdef class ScheduledBatch:
-    cdef readonly uint64_t q
-    cdef readonly Plan plan
-    cdef readonly Schema schema
-    cdef readonly uint32_t slot
-
-
 cdef class BatchScheduler(ParentRing):
-    cdef readonly list scheduled
+    cdef readonly list scheduled  # plans, in the order in which they are taken
     cdef readonly Schema schema
     cdef readonly uint32_t schema_number
     cdef public Py_ssize_t n_prefetch  # batches ahead of the one that the caller waits for
@@ -61,13 +55,13 @@ cdef class BatchScheduler(ParentRing):
     cdef public object registration  # of slots with a GPU, see `cover_first` and `collect`; or None
     cdef list resting  # [stack of such slots, mark behind the copies out of them], the oldest first
     cdef int end_arena(self) except -1
+    cdef uint64_t awaited(self) noexcept
     cdef int cover_first(self) except -1
     cdef int collect(self) except -1
     cdef int64_t free_slot(self, uint64_t commit) except -2
     cdef void trim(self, uint32_t slot, uint64_t bytes) noexcept
     cdef void trim_kept(self, uint32_t slot) noexcept
-    cdef bint schedule(self, Plan plan) except -1
-    cdef bint put(self, ScheduledBatch record, bint again) except -1
+    cdef bint schedule(self, Plan plan, bint is_first=*) except -1
+    cdef bint put(self, Plan plan, bint again) except -1
     cdef bint is_ready(self, uint32_t *slot, uint32_t *flags) noexcept
     cdef Lease take_first(self, uint32_t slot, uint32_t flags, bint copied)
-    cdef bint agrees(self, PlanQueue plans)

@@ -2,8 +2,6 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
 from fastiter._order.plan import Plan, PlanQueue
@@ -53,17 +51,8 @@ class Lease:
     def load(self, row: int, kind: int, copy: bool) -> Any: ...
 
 @disjoint_base
-class ScheduledBatch:
-    q: int
-    plan: Plan
-    schema: Schema | None
-    slot: int
-    indices: NDArray[np.int64]
-    label: str
-
-@disjoint_base
 class BatchScheduler(ParentRing):
-    scheduled: list[ScheduledBatch]
+    scheduled: list[Plan]
     schema: Schema | None
     schema_number: int
     n_prefetch: int
@@ -81,7 +70,7 @@ class BatchScheduler(ParentRing):
     stalled: bool
     def __init__(self, arena: Arena, spares: int, n_prefetch: int) -> None: ...
     def top_up(self, plans: PlanQueue) -> None: ...
-    def move(self, record: ScheduledBatch, rows: Iterable[int]) -> bool: ...
+    def move(self, plan: Plan, rows: Iterable[int]) -> bool: ...
     def use_schema(self, schema: Schema) -> None: ...
     def offer_singly(self) -> None: ...
     def reset(self) -> None: ...

@@ -147,7 +147,7 @@ cdef class ParentRing:
         if fds == NULL:
             raise MemoryError()
         try:
-            fi_parent_announce_sleep(&self.parent, FI_ANY if any_event else self.parent.head)
+            fi_parent_announce_sleep(&self.parent, FI_ANY if any_event else self.awaited())
             if done():
                 return None
             fds[0] = self.arena.event_ends[0]
@@ -165,6 +165,10 @@ cdef class ParentRing:
             fi_parent_cancel_sleep(&self.parent)
             fi_event_drain(self.arena.event_ends[0])
             free(fds)
+
+    cdef uint64_t awaited(self) noexcept:
+        """The sequence number of the batch whose end is waited for; FI_ANY: that of any."""
+        return self.parent.head
 
     def interrupt(self):
         """Ends a `wait` of another thread. Called without the lock."""
@@ -351,28 +355,15 @@ cdef class Lease:
 # ---- batches -------------------------------------------------------------------------------------
 
 
-cdef class ScheduledBatch:
-    """The parent's own record of a batch in the ring. Shared memory is never asked for these."""
-
-    @property
-    def indices(self):
-        return self.plan.indices
-
-    @property
-    def label(self):
-        """Epoch in which the batch begins, and its number there, both from 0, for messages."""
-        return self.plan.label
-
-
 cdef class BatchScheduler(ParentRing):
     """The ring of a MultiprocessIterator: batches are scheduled in the order of plans and taken in
     the same order, unless complete ones overtake others (`overtake`).
 
-    `top_up` schedules the batches that follow by the plans; a plan owns the record of its batch
-    (`Plan.work`). `take` or `take_irregular` leases the slot of the first batch, which leaves the
-    ring in the same step: signal handlers run between Python's bytecodes only, so none runs in the
-    middle. If Ctrl-C comes between that and the delivery, ring and plans do not agree any more, and
-    the next `top_up` has that batch fetched again, and all after it.
+    `top_up` schedules the batches that follow by the plans, of each of which the ring is then the
+    work (`Plan.work`). `take` or `take_irregular` leases the slot of the first batch, which leaves
+    the ring, and is nobody's work, in the same step: signal handlers run between Python's bytecodes
+    only, so none runs in the middle. If Ctrl-C comes between that and the batch's outcome, the next
+    `top_up` has this batch fetched again, behind the others.
 
     `registration`, which may be set before the first batch is taken, is what registers slots with a
     GPU: ``cover(address, nbytes)`` does it before the batch is taken. A GPU may read a slot still
@@ -404,18 +395,15 @@ cdef class BatchScheduler(ParentRing):
         After any exception, such as KeyboardInterrupt from the order sampler, the next call goes on.
         """
         cdef Plan plan
-        if not self.agrees(plans):
-            self.reset()
-            for plan in plans.plans:
-                if type(plan.current_work) is ScheduledBatch:
-                    plan.put_work(None)
+        if self.scheduled and (<Plan>self.scheduled[0]).current_work is not self:
+            self.reset()  # an interrupt came amid a restart of the plans
         self.collect()
         while len(self.scheduled) <= self.n_prefetch:
             plan = plans.ahead()
             if plan.indices is None:
                 break
             try:
-                if not self.schedule(plan):
+                if not self.schedule(plan, plan is plans.plans[0]):
                     break
             except MemoryError:
                 if self.scheduled:
@@ -440,31 +428,17 @@ cdef class BatchScheduler(ParentRing):
         fi_parent_collect(&self.parent)
         return 0
 
-    cdef bint agrees(self, PlanQueue plans):
-        """Whether the first batch in the ring is the first one that the plans have there.
-
-        It is not after an interrupt between `take` and the delivery, and after a restart.
-        """
-        cdef Plan plan
-        for plan in plans.plans:
-            if type(plan.current_work) is ScheduledBatch and plan.outcome is None:
-                return bool(self.scheduled) and plan.current_work is self.scheduled[0]
-        return not self.scheduled
-
-    cdef bint schedule(self, Plan plan) except -1:
+    cdef bint schedule(self, Plan plan, bint is_first=False) except -1:
         """Puts a batch into the ring; False if no slot is free yet, or none has room for its rows."""
-        cdef ScheduledBatch record = ScheduledBatch.__new__(ScheduledBatch)
-        record.plan = plan
-        if not self.put(record, False):
+        if not self.put(plan, False):
             return False
-        self.scheduled.append(record)
-        plan.put_work(record)
+        self.scheduled.insert(0 if is_first else len(self.scheduled), plan)
+        plan.put_work(self)
         return True
 
-    cdef bint put(self, ScheduledBatch record, bint again) except -1:
-        """Puts the batch of a record into a free slot, `again` if it is in another one; False if no
+    cdef bint put(self, Plan plan, bint again) except -1:
+        """Puts the batch of a plan into a free slot, `again` if it is in another one; False if no
         slot is free, or none has room for its rows."""
-        cdef Plan plan = record.plan
         cdef int64_t slot
         cdef uint64_t columns = 0, commit = self.least_bytes, heap
         cdef uint64_t limit = self.arena.ring.geometry.slot_bytes
@@ -498,7 +472,7 @@ cdef class BatchScheduler(ParentRing):
         slot = self.free_slot(commit + FI_PAGE)
         if slot < 0:
             return False
-        q = record.q if again else self.parent.tail
+        q = plan.q if again else self.parent.tail
         fi_parent_origin(&self.parent, <uint32_t>slot, &origin)
         request.offset = columns
         if packed is not None:
@@ -510,26 +484,24 @@ cdef class BatchScheduler(ParentRing):
         check(fi_parent_request(&self.parent, <uint32_t>slot, &request), "assigning a batch")
         if again:
             rc = fi_parent_move(
-                &self.parent, record.slot, <uint32_t>slot, schema, heap, limit, single)
+                &self.parent, plan.slot, <uint32_t>slot, schema, heap, limit, single)
         else:
             rc = fi_parent_schedule(
                 &self.parent, <uint32_t>slot, <const int64_t *>cnp.PyArray_DATA(indices),
                 <uint32_t>cnp.PyArray_SIZE(indices), schema, heap, limit, single, &q)
         check(rc, "scheduling a batch")
-        record.q = q
-        record.slot = <uint32_t>slot
-        record.schema = fields
+        plan.q, plan.slot, plan.schema = q, <uint32_t>slot, fields
         return True
 
-    def move(self, ScheduledBatch record, rows):
+    def move(self, Plan plan, rows):
         """Starts a scheduled batch anew in another slot, since the owner of a row neither goes on
         nor ends. `rows` of it are given up. False if no slot is free."""
         cdef uint32_t row
         self.collect()
-        if not self.put(record, True):
+        if not self.put(plan, True):
             return False
         for row in rows:
-            fi_parent_give_up_row(&self.parent, record.slot, row)
+            fi_parent_give_up_row(&self.parent, plan.slot, row)
         fi_parent_restore_hints(&self.parent)
         return True
 
@@ -589,19 +561,25 @@ cdef class BatchScheduler(ParentRing):
 
     def reset(self):
         """Forgets all that is scheduled. Does not wait for the workers."""
-        cdef ScheduledBatch record
-        for record in self.scheduled:
-            record.plan.put_work(None)
+        cdef Plan plan
+        for plan in self.scheduled:
+            plan.put_work(None)
         fi_parent_reset(&self.parent)
         self.scheduled.clear()
 
     # ---- take
 
+    cdef uint64_t awaited(self) noexcept:
+        # One that an interrupt has lost is begun anew behind the others.
+        if self.scheduled and (<Plan>self.scheduled[0]).q != self.parent.head:
+            return FI_ANY
+        return self.parent.head
+
     cdef bint is_ready(self, uint32_t *slot, uint32_t *flags) noexcept:
         """Whether the first batch is complete; its slot and flags."""
         if not self.scheduled:
             return False
-        slot[0] = (<ScheduledBatch>self.scheduled[0]).slot
+        slot[0] = (<Plan>self.scheduled[0]).slot
         return fi_parent_is_ready(&self.parent, slot[0], flags)
 
     def ready(self):
@@ -614,24 +592,24 @@ cdef class BatchScheduler(ParentRing):
 
         Batches for the same worker keep their order, and so do those of different epochs.
         """
-        cdef ScheduledBatch record
+        cdef Plan plan
         cdef uint32_t flags = 0
         cdef Py_ssize_t i
         cdef set waited_for = set()
         cdef int64_t epoch = -1
-        for i, record in enumerate(self.scheduled):
+        for i, plan in enumerate(self.scheduled):
             if epoch < 0:
-                epoch = record.plan.epoch_of(0)
-            elif record.plan.epoch != epoch:
+                epoch = plan.epoch_of(0)
+            elif plan.epoch != epoch:
                 break
-            if record.plan.worker in waited_for:
+            if plan.worker in waited_for:
                 continue
-            if fi_parent_is_ready(&self.parent, record.slot, &flags):
+            if fi_parent_is_ready(&self.parent, plan.slot, &flags):
                 self.scheduled.insert(0, self.scheduled.pop(i))
-                plans.bring_forward(record.plan)
+                plans.bring_forward(plan)
                 return True
-            if record.plan.worker >= 0:
-                waited_for.add(record.plan.worker)
+            if plan.worker >= 0:
+                waited_for.add(plan.worker)
         return False
 
     def take(self):
@@ -648,7 +626,7 @@ cdef class BatchScheduler(ParentRing):
         self.ready_sum += fi_parent_count_ready(parent)
         if not self.fast_path_ok or not self.is_ready(&slot, &flags):
             return None
-        if flags & ~FI_CONVERTED_FIELDS or (<ScheduledBatch>self.scheduled[0]).schema is None or (
+        if flags & ~FI_CONVERTED_FIELDS or (<Plan>self.scheduled[0]).schema is None or (
                 fi_parent_usable(parent) < self.n_prefetch + 1 + self.reserved):
             return None
         if fi_parent_check(parent, slot, &irregular, &row, &word) != FI_OK or irregular > 0:
@@ -674,7 +652,7 @@ cdef class BatchScheduler(ParentRing):
             raise OverwrittenError("shared memory was overwritten: the state of a complete batch")
         if fi_parent_check(&self.parent, slot, &irregular, &row, &word) != FI_OK:
             fi_parent_drop(&self.parent, slot)
-            del self.scheduled[0]
+            (<Plan>self.scheduled.pop(0)).put_work(None)
             raise OverwrittenError(
                 f"shared memory was overwritten: {word:#x} was found at row {row} of a batch")
         codes = []
@@ -696,7 +674,7 @@ cdef class BatchScheduler(ParentRing):
         return 0
 
     cdef Lease take_first(self, uint32_t slot, uint32_t flags, bint copied):
-        cdef ScheduledBatch record = self.scheduled[0]
+        cdef Plan plan = self.scheduled[0]
         cdef Lease lease = Lease.__new__(Lease)
         cdef uint64_t used
         cdef fi_window *window = self.arena.ring.windows + slot
@@ -705,13 +683,14 @@ cdef class BatchScheduler(ParentRing):
                        fi_parent_committed(&self.parent, slot))
         if before != window.address and not self.arena.keeps_pages:
             fi_slot_unmap_smaller(&self.arena.ring, slot)  # nothing points there any more
-        lease.schema = record.schema
+        lease.schema = plan.schema
         lease.rows = self.parent.slot[slot].n
         lease.flags = flags
         if not copied:
             lease.own(self.registration)
         fi_parent_take(&self.parent, slot, copied)
         del self.scheduled[0]
+        plan.put_work(None)
         used = min(fi_slot_used(&self.arena.ring, slot), <uint64_t>lease.bytes)
         window.used = used
         # The most that a batch has taken; an old one counts for less with each that follows.

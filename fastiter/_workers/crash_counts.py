@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from fastiter._ring.parent import ScheduledBatch
+    from fastiter._order.plan import Plan
 
 MOST_DEATHS = 3  # of workers, by one index or the finish of one batch
 
@@ -92,11 +92,11 @@ class CrashCounts:
             else:
                 self._given_up.discard(index)
 
-    def delivered(self, q: int, left: Iterable[ScheduledBatch]) -> None:
+    def delivered(self, q: int, left: Iterable[Plan]) -> None:
         """Forgets the deaths during a batch that leaves the ring while other batches stay; the
         workers' ends can be read until the next batch leaves."""
         self._idle = 0
         self._of_finish.pop(q, None)
         if self._ends:
-            first = min([q, *(batch.q for batch in left)])
+            first = min([q, *(plan.q for plan in left)])
             self._ends = {place: end for place, end in self._ends.items() if place[0] >= first}

@@ -7,8 +7,9 @@ from typing import Any
 
 from fastiter._clib import status
 from fastiter._collate.numpy_fallback import Indices
+from fastiter._order.plan import Plan
 from fastiter._ring import row_reader
-from fastiter._ring.parent import Lease, ScheduledBatch
+from fastiter._ring.parent import Lease
 from fastiter._util.failures import Failure, load
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.crash_counts import CrashCounts, Exit
@@ -18,7 +19,7 @@ from fastiter.errors import DatasetError, DatasetTimeoutError, OverwrittenError,
 
 def read_irregular(
     lease: Lease,
-    record: ScheduledBatch,
+    plan: Plan,
     codes: Sequence[tuple[int, int]],
     crash_counts: CrashCounts,
     tolerates: bool,
@@ -29,12 +30,12 @@ def read_irregular(
     examples: dict[int, Any] = {}
     failures: list[Failure] = []
     for row, code in codes:
-        what = f"dataset index {record.indices[row]}"
-        facts = f"{what}, {record.label}"
+        what = f"dataset index {plan.indices[row]}"
+        facts = f"{what}, {plan.label}"
         try:
             if code == status.ROW_POISON:
-                end = crash_counts.last_exit(record.q, row)
-                died = crash_error(what, end, record.label)
+                end = crash_counts.last_exit(plan.q, row)
+                died = crash_error(what, end, plan.label)
                 failures.append(Failure(died, facts, row, is_skippable=True))
             elif code == status.ROW_ERROR:
                 dumped = lease.load(row, status.PACKED_ERROR, True) or ()
@@ -97,17 +98,17 @@ def crash_error(what: str, end: Exit | Overrun, label: str) -> Exception:
 
 def assemble(
     lease: Lease,
-    record: ScheduledBatch,
+    plan: Plan,
     irregular: dict[int, Any],
     batch_converter: BatchConverter | None,
 ) -> Any:
     """Return the batch (the converter's result, or the list of examples), or its `Failure`."""
     if lease.flags & status.CONVERTER_ERROR:
         dumped = lease.load(status.WHOLE_BATCH, status.PACKED_FAILURE, True)
-        return load(dumped, f"converter, {record.label}")
+        return load(dumped, f"converter, {plan.label}")
     if lease.flags & status.CONVERTED_OBJECT:
         return lease.load(status.WHOLE_BATCH, status.PACKED_RESULT, lease.is_copied)
-    return from_rows(lease, record.indices, irregular, batch_converter)
+    return from_rows(lease, plan.indices, irregular, batch_converter)
 
 
 def from_rows(

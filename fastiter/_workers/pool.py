@@ -15,7 +15,7 @@ from fastiter._clib import status
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter._ring.arena import Arena
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
-from fastiter._ring.parent import BatchScheduler, ScheduledBatch
+from fastiter._ring.parent import BatchScheduler
 from fastiter._ring.schema import MOST_FIELDS, Schema
 from fastiter._stats.autotune import private_bytes
 from fastiter._stats.stats import LoaderStats, worker_stats
@@ -186,14 +186,13 @@ class Pool:
         `policy` decides about rows that have failed; without it the first is the batch's failure.
         Raises errors of the batch, too: a field cannot be loaded, or the converter raises.
         """
-        record = self.ring.scheduled[0]
         lease = None
         try:
             lease, codes = self.ring.take_irregular()
             tolerates = policy is not None
-            spilled, failures = read_irregular(lease, record, codes, self._crash_counts, tolerates)
+            spilled, failures = read_irregular(lease, plan, codes, self._crash_counts, tolerates)
             poison = (row for row, code in codes if code == status.ROW_POISON)
-            self._crash_counts.clear(record.indices, poison)
+            self._crash_counts.clear(plan.indices, poison)
             examples = spilled
             if failures:
                 if policy is None:
@@ -205,17 +204,17 @@ class Pool:
                 if not is_finished:
                     lease.flags &= status.FINISH_POISON
             if lease.flags & status.FINISH_POISON:
-                end = self._crash_counts.last_exit(record.q)
-                raise crash_error("the converter", end, record.label)
-            self._learn(record, spilled)
+                end = self._crash_counts.last_exit(plan.q)
+                raise crash_error("the converter", end, plan.label)
+            self._learn(plan, spilled)
             converter = self.job.batch_converter if plan.request is None else None
-            return assemble(lease, record, examples, converter)
+            return assemble(lease, plan, examples, converter)
         finally:
             self.copied_out += lease is not None and lease.is_copied
             del lease  # or it lives as long as the traceback of what is raised
-            self._crash_counts.delivered(record.q, self.ring.scheduled)
+            self._crash_counts.delivered(plan.q, self.ring.scheduled)
             self._hints_restored = False
-            if record.q >= self.ring.single_until:
+            if plan.q >= self.ring.single_until:
                 self.ring.single_until = -1
             self.ring.fast_path_ok = not self._crash_counts and self.ring.single_until < 0
 
@@ -228,16 +227,16 @@ class Pool:
             self.ring.use_schema(Schema(plain.container, keys, specs, self.rows))
         return self.ring.schema is not None
 
-    def _learn(self, record: ScheduledBatch, irregular: dict[int, Any]) -> None:
+    def _learn(self, plan: Plan, irregular: dict[int, Any]) -> None:
         """Lets later batches have the columns that this one would have needed."""
         ring = self.ring
-        self.spilled_rows += len(irregular) if record.schema is not None else 0
+        self.spilled_rows += len(irregular) if plan.schema is not None else 0
         if not self.job.learns_columns:
             return
-        if len(irregular) * 8 < len(record.indices) or ring.schema_number + 1 >= _SCHEMAS:
+        if len(irregular) * 8 < len(plan.indices) or ring.schema_number + 1 >= _SCHEMAS:
             return
         known = ring.schema
-        if known is not record.schema:
+        if known is not plan.schema:
             return  # this batch was scheduled before what has been learnt since
         examples = [irregular[row] for row in sorted(irregular)]
         schema = derive_schema(examples, self.rows)
@@ -514,10 +513,10 @@ class Pool:
         """Counts a death for the one index, or finish, that must have caused it."""
         if worker.hang:
             return False  # the fork has caused it
-        record = next((s for s in self.ring.scheduled if s.q == q and s.slot == slot), None)
-        if record is None:
+        plan = next((s for s in self.ring.scheduled if s.q == q and s.slot == slot), None)
+        if plan is None:
             return False  # of a batch that was reset or moved
-        index = int(record.indices[row]) if row >= 0 and suspects == 1 else None
+        index = int(plan.indices[row]) if row >= 0 and suspects == 1 else None
         step = index if row >= 0 else status.FINISHING
         if isinstance(end, Overrun) and step != end.step:
             return False  # it was ended for something else
@@ -562,19 +561,17 @@ class Pool:
             if not worker.is_abandoned:
                 self._group.abandon(worker)
             losses = self.ring.losses(worker.number)
-            for record in list(self.ring.scheduled):
-                rows = [row for slot, row, q in losses if q == record.q and slot == record.slot]
+            for plan in list(self.ring.scheduled):
+                rows = [row for slot, row, q in losses if q == plan.q and slot == plan.slot]
                 if rows:
                     self.ring.fast_path_ok = False
                     overrun = worker.overrun
                     given_up = [
                         row
                         for row in rows
-                        if self._is_poison(
-                            worker, record.slot, row, record.q, overrun, len(suspects)
-                        )
+                        if self._is_poison(worker, plan.slot, row, plan.q, overrun, len(suspects))
                     ]
-                    self.ring.move(record, [row for row in given_up if row >= 0])
+                    self.ring.move(plan, [row for row in given_up if row >= 0])
 
     # ---- reset, end
 
