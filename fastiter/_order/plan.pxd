@@ -58,6 +58,7 @@ cdef class PlanQueue:
     cdef int64_t n_begun  # how many orders were drawn when that was begun last
     cdef void put_state(self, object state, object progress, Plan last) noexcept
     cdef Plan first(self)
+    cpdef bint overtakes(self)
     cdef bring_forward(self, Plan plan)
     cpdef Plan ahead(self)
     cdef Plan commit(self)
@@ -78,3 +79,4 @@ cdef class TurnPlanQueue(PlanQueue):
     cdef readonly Py_ssize_t n_workers
     cdef readonly int64_t rows
     cdef public object order, cutter
+    cdef public bint is_overtaking

@@ -306,6 +306,10 @@ cdef class PlanQueue:
     cdef Plan first(self):
         return <Plan>self.plans[0] if self.plans else self.plan_one()
 
+    cpdef bint overtakes(self):
+        """Whether a complete batch may come before others now."""
+        return self.unordered and not self.has_holes
+
     cdef bring_forward(self, Plan plan):
         """Have `deliver` take this one of the plans next."""
         self.plans.remove(plan)
@@ -681,12 +685,17 @@ cdef class TurnPlanQueue(PlanQueue):
         ``cutter.batch_size`` of them. None while the subclass plans all batches, by
         ``_advance(state)``, as it does those that the order is too short for
     cutter : any object that has this attribute, which is read for each batch
+    is_overtaking : whether complete batches may come before others now
     """
 
     def __init__(self, state, Py_ssize_t n_workers, int64_t rows):
         super().__init__(state, 1, False)
         self.n_workers = n_workers
         self.rows = rows
+        self.is_overtaking = False
+
+    cpdef bint overtakes(self):
+        return self.is_overtaking
 
     cpdef Plan advance(self, object state):
         """The plan of the next batch. Its state has all changes; the queue stays as it is."""

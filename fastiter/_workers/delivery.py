@@ -29,6 +29,7 @@ def read_irregular(
     failures."""
     examples: dict[int, Any] = {}
     failures: list[Failure] = []
+    assert plan.indices is not None
     for row, code in codes:
         what = f"dataset index {plan.indices[row]}"
         facts = f"{what}, {plan.label}"
@@ -108,6 +109,7 @@ def assemble(
         return load(dumped, f"converter, {plan.label}")
     if lease.flags & status.CONVERTED_OBJECT:
         return lease.load(status.WHOLE_BATCH, status.PACKED_RESULT, lease.is_copied)
+    assert plan.indices is not None
     return from_rows(lease, plan.indices, irregular, batch_converter)
 
 

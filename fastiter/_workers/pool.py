@@ -186,13 +186,14 @@ class Pool:
         `policy` decides about rows that have failed; without it the first is the batch's failure.
         Raises errors of the batch, too: a field cannot be loaded, or the converter raises.
         """
-        lease = None
+        indices, lease = plan.indices, None
+        assert indices is not None
         try:
             lease, codes = self.ring.take_irregular()
             tolerates = policy is not None
             spilled, failures = read_irregular(lease, plan, codes, self._crash_counts, tolerates)
             poison = (row for row, code in codes if code == status.ROW_POISON)
-            self._crash_counts.clear(plan.indices, poison)
+            self._crash_counts.clear(indices, poison)
             examples = spilled
             if failures:
                 if policy is None:
@@ -233,6 +234,7 @@ class Pool:
         self.spilled_rows += len(irregular) if plan.schema is not None else 0
         if not self.job.learns_columns:
             return
+        assert plan.indices is not None
         if len(irregular) * 8 < len(plan.indices) or ring.schema_number + 1 >= _SCHEMAS:
             return
         known = ring.schema
@@ -516,6 +518,7 @@ class Pool:
         plan = next((s for s in self.ring.scheduled if s.q == q and s.slot == slot), None)
         if plan is None:
             return False  # of a batch that was reset or moved
+        assert plan.indices is not None
         index = int(plan.indices[row]) if row >= 0 and suspects == 1 else None
         step = index if row >= 0 else status.FINISHING
         if isinstance(end, Overrun) and step != end.step:

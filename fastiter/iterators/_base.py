@@ -1,7 +1,7 @@
 """The base class of the iterators.
 
-The way of ``next()``: `PlannedIterator._make` takes the plan of the next batch and has the subclass
-make the batch (`_fetch`); then `Loop` delivers it.
+The way of ``next()``: `PlannedIterator._make` takes the plan of the next batch, and has an executor
+make the batch; then `Loop` delivers it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._device.cupy import leak_after_fork
+from fastiter._engine.caller import CallerExecutor
 from fastiter._engine.loop import Loop
+from fastiter._engine.stream import StreamExecutor
 from fastiter._fetch.dataset_access import keeps_rows, row_groups_of
 from fastiter._fetch.seeded import Seeding
-from fastiter._order.example_context import ExampleContext, keep_generators
 from fastiter._order.plan import TAILS
-from fastiter._stats.stats import IteratorStats, LoaderStats
+from fastiter._stats.stats import IteratorStats
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
-from fastiter._util.failures import AllSkipped, Failure, capture
+from fastiter._util.failures import AllSkipped, Failure
 from fastiter._util.ranks import iterator_ranks
 from fastiter.datasets.arrow_dataset import arrow_source
 from fastiter.datasets.stream_dataset import StreamDataset
@@ -51,7 +52,7 @@ from fastiter.iterators._skips import (
 )
 from fastiter.iterators._snapshot import Snapshot, as_dict, exchange
 from fastiter.iterators._source import Source, concat_of
-from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
+from fastiter.iterators._state import Planner, dataset_length, initial_state
 from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.epoch_sampler import Cutting, is_epoch_sampler, words_of
@@ -64,7 +65,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from fastiter._engine.device_stage import DeviceStage
+    from fastiter._engine.executor import Executor
     from fastiter._order.example_context import Seed
+    from fastiter._stats.autotune import Tuner
     from fastiter._stats.trace import Call, Trace, WorkerTraces
     from fastiter.iterators._arguments import Rank, SeedExamples, Tail
     from fastiter.iterators._stream_parts import PartStore
@@ -175,10 +179,16 @@ class PlannedIterator(Loop, IteratorProperties):
     def _open(self) -> None:
         kept = {*self.__dict__}
         self._init_runtime()
-        self._reading: PlannedIterator | None = None
-        store = self._planner.parts_for(self._seeding, self._timer)
-        if store is not None:
-            self._reading = store.iterator = self._open_reading(store)
+        store = self._planner.parts_for(self._seeding)
+        if store is None:
+            self._stage = self._new_stage()
+            self._executor = self._new_executor()
+        else:
+            inner = self._part_executor(store)
+            self._executor = StreamExecutor(
+                inner, store.queue, self._source, self._seeding is not None
+            )
+            self._stage = None
             self._planner.attach(store)
         self._runtime = self.__dict__.keys() - kept  # names that copies and pickles leave out
         renew_in_child(self)
@@ -197,6 +207,7 @@ class PlannedIterator(Loop, IteratorProperties):
         also = self._seed_examples if callable(self._seed_examples) else None
         self._seeding = None if self._seed_examples is False else Seeding(also)
         self._source = Source(self._dataset, self._converter, self._device, self._seeding)
+        self._tuner: Tuner | None = None
         counts = hasattr(type(self._dataset), "__fastiter_tokens__")  # not what it wraps
         self._count_tokens = self._dataset.__fastiter_tokens__ if counts else None
         self._row_groups = row_groups_of(self._dataset)
@@ -208,15 +219,21 @@ class PlannedIterator(Loop, IteratorProperties):
         # The threads that began a loop since the start, a reset or a load.
         self._loops: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
-    @property
-    def _working(self) -> PlannedIterator:
-        """The iterator that has the workers: this one, or the one that reads parts for it."""
-        return self if self._reading is None else self._reading
+    def _new_executor(self) -> Executor:
+        """What makes the batches."""
+        return self._caller_executor()
 
-    def _open_reading(self, store: PartStore) -> PlannedIterator | None:
-        """Have workers read the parts of a `StreamDataset`; return the iterator that has these
-        workers. None: the caller reads."""
+    def _caller_executor(self) -> CallerExecutor:
+        return CallerExecutor(self._source, self._skips, self._seeding is not None, self._seed)
+
+    def _new_stage(self) -> DeviceStage | None:
+        """What copies the executor's batches to a GPU, if it does not send them itself."""
         return None
+
+    def _part_executor(self, store: PartStore) -> Executor:
+        """What has workers read the parts of a `StreamDataset`; or a `CallerExecutor`, and the
+        caller reads."""
+        return self._caller_executor()
 
     def _block_window(self) -> int | None:
         """Blocks of rows that the order goes through at a time; None if it has no blocks."""
@@ -228,67 +245,16 @@ class PlannedIterator(Loop, IteratorProperties):
     def _after_fork(self) -> None:
         self._pid = os.getpid()
         super()._after_fork()
+        self._executor.after_fork(self._lock)
         if self._source.is_on_gpu:
-            leak_after_fork(*self._planner.works())
+            self._leak_copies()
         self._planner.rewind()  # threads, processes and copies are the parent's
 
-    def _fetch(self, plan: Plan) -> Any:
-        """Wait for the batch of ``plan``, the next one to deliver, and return it or its `Failure`.
-
-        Whatever is raised instead (KeyboardInterrupt, a TimeoutWarning) leaves the state as it is,
-        and the next call fetches the same plan again. ``self._skips``, unless that is None, decides
-        about rows that fail. Runs under the iterator's lock, in the caller's thread.
-        """
-        source = self._source
-        try:  # without a call more, for batches that take a few microseconds
-            if source.gather is not None:
-                batch = source.gather(plan.indices)
-                if batch is not None:
-                    return batch
-            if self._seeding is None:
-                return source.batch(plan, self._seed, self._skips)
-        except Exception as error:  # a signal handler's, too
-            return Failure.of(error)
-        return self._capture(plan, source.batch, plan, self._seed, self._skips)
-
-    def _capture(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function that may seed the global generators for the batch of ``plan``; return
-        what it returns or its `Failure`. The caller's generators stay as they are."""
-        if self._seeding is None:
-            return capture(function, *arguments)
-        context = ExampleContext(self._seed, plan, None)
-        return capture(keep_generators, context.run, function, *arguments)
+    def _leak_copies(self) -> None:
+        leak_after_fork(*(plan.outcome for plan in list(self._planner.plans)))
 
     def _planned_seed(self, seed: Seed) -> Seed | None:
         return None if self._seed_examples is False else seed
-
-    def _fetch_stream(self, plan: Plan) -> Any:
-        """`_fetch` of a batch of a `StreamDataset`."""
-        return self._capture(plan, self._source.batch_of, self._planner.examples_of(plan))
-
-    def _drop_works(self, works: list[Any]) -> None:
-        """End the work for plans that were just dropped, by a reset or a loaded snapshot.
-
-        Runs under the lock, on an open or finalized iterator.
-        """
-
-    def _close(self) -> None:
-        """End threads and processes.
-
-        Called by every `finalize`, without the lock (another thread may be in `_fetch`, and has to
-        wake up), also from ``__del__`` of an object whose constructor failed.
-        """
-
-    def _loader_stats(self, seconds: float) -> LoaderStats:
-        """Counters of the workers for `seconds`. Any thread may call it, without the lock."""
-        return LoaderStats()
-
-    def _trace_workers(self, on: bool) -> None:
-        """Begin or end a record of what workers do."""
-
-    def _worker_traces(self) -> WorkerTraces:
-        """The records of the workers."""
-        return {}
 
     # -- iteration ---------------------------------------------------------------------------
 
@@ -353,12 +319,14 @@ class PlannedIterator(Loop, IteratorProperties):
         planner = self._planner
         plan, n_passed = planner.peek(), 0
         while (indices := plan.indices) is not None:
-            batch = plan.outcome
-            if batch is None:
-                if self._in_order and plan.request is None:
-                    batch = plan.outcome = self._fetch(plan)
-                else:
-                    plan, batch = self._fetch_first(plan)
+            if self._tuner is not None:
+                self._tuner.look(self._executor, self.stats)
+            if self._stage is not None:
+                batch = self._stage.batch_of(self._executor, planner, plan)
+            else:
+                if plan.outcome is None:
+                    plan = self._executor.make(planner, plan)
+                batch = plan.outcome
             if type(batch) is not AllSkipped:
                 return batch
             if planner.num_ranks > 1:  # which stay in step
@@ -374,8 +342,12 @@ class PlannedIterator(Loop, IteratorProperties):
 
     def _make_first(self) -> Any:
         plan = self._planner.peek()
-        if plan.outcome is None and plan.indices is not None and not self._finalized:
-            return self._fetch_first(plan)[1]
+        if plan.indices is None or self._finalized:
+            return plan.outcome
+        if self._stage is not None:
+            return self._stage.batch_of(self._executor, self._planner, plan)
+        if plan.outcome is None:
+            plan = self._executor.make(self._planner, plan)
         return plan.outcome
 
     def _peek(self) -> Any:
@@ -383,14 +355,6 @@ class PlannedIterator(Loop, IteratorProperties):
         or at the end. Runs under the lock."""
         batch = self._make_ahead()
         return None if isinstance(batch, Failure) else batch
-
-    def _fetch_first(self, plan: Plan) -> tuple[Plan, Any]:
-        """Make the batch of ``plan`` or, with ``in_order=False``, of the one that then comes first,
-        and keep it in that plan; return both."""
-        batch = self._fetch(plan) if plan.request is None else self._fetch_stream(plan)
-        first: Plan = self._planner.plans[0]
-        first.outcome = batch
-        return first, batch
 
     def _most_rows(self) -> int:
         """Examples that a batch of the current epoch has at most, and later ones if all are cut
@@ -441,16 +405,17 @@ class PlannedIterator(Loop, IteratorProperties):
         Batches already delivered stay valid. May be called in any state and any number of
         times. ``close`` is the same.
         """
-        if "_finalized" not in self.__dict__:
+        if "_executor" not in self.__dict__:
             return  # the constructor failed before there was anything to release
         self._finalized = True
         if self._pid != os.getpid():
             # A forked child that still has its parent's locks, whose holders do not exist there. A
             # thread's locals, and garbage, are deleted before any handler of the fork has run.
             if self._source.is_on_gpu:
-                leak_after_fork(*self._planner.works())
+                self._leak_copies()
             return
-        self._close()
+        self._executor.interrupt()
+        self._executor.close()
         self._planner.close()
         self._planner.rewind()
         self._epochs.clear()
@@ -484,7 +449,9 @@ class PlannedIterator(Loop, IteratorProperties):
         """
         timer = self._timer
         start, inside, waited, between, cpu = timer.read()
-        loader = self._working._loader_stats(inside + between)
+        loader = self._executor.stats(inside + between)
+        if self._tuner is not None:
+            loader = loader._replace(changes=(*self._tuner.changes, *loader.changes))
         return IteratorStats(
             iterator=type(self).__name__,
             batches=timer.batches,
@@ -535,13 +502,13 @@ class PlannedIterator(Loop, IteratorProperties):
     def _start_trace(self, note: Callable[[Call], None]) -> None:
         if self._timer.trace is not None:
             raise RuntimeError("the iterator is traced already, by another with block")
-        self._working._trace_workers(True)
+        self._executor.trace(True)
         self._timer.trace = note
 
     def _stop_trace(self) -> WorkerTraces:
         self._timer.trace = None
-        self._working._trace_workers(False)
-        return self._working._worker_traces()
+        self._executor.trace(False)
+        return self._executor.traces()
 
     # -- snapshots, copies, pickles ----------------------------------------------------------
 
@@ -654,9 +621,9 @@ class PlannedIterator(Loop, IteratorProperties):
     def _go_on_from(self, snapshot: Snapshot) -> None:
         works = self._planner.works()
         self._planner.go_on_from(snapshot, self._planned_seed(snapshot.seed))
-        self._seed = snapshot.seed
+        self._seed = self._executor.seed = snapshot.seed
         self._epochs.clear()
-        self._drop_works(works)
+        self._executor.drop(works)
         self._loops.clear()
         self._timer.pause()
         self._finalized = False

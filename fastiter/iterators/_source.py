@@ -253,6 +253,14 @@ class Source:
             return None
         return collate_columns(self.dataset, columns, len(indices), *concat, indices=indices)
 
+    def fills_suit(self, plain: PlainColumns) -> bool:
+        """Whether the batch is the rows of the columns."""
+        return self.concat is not None and fills_suit(plain, self.concat.padding)
+
+    def only_gathers(self) -> bool:
+        """Whether a batch is made of columns alone, which no other process has to read."""
+        return self.concat is not None and self.plain() is not None
+
     def gather_lists(self, plain: PlainColumns, indices: Indices) -> Any:
         """Return the batch of columns whose rows differ in size; None if it has to be made of
         examples."""

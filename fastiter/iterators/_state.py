@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from fastiter._fetch.seeded import Seeding
     from fastiter._order.example_context import Seed
-    from fastiter._stats.timer import Timer
     from fastiter.iterators._snapshot import Snapshot
     from fastiter.iterators.samplers.epoch_sampler import Key, Limit
 
@@ -188,7 +187,7 @@ class Planner(PlanQueue):
     #: whether batches have addresses: then a batch may come before those that precede it
     has_addresses: ClassVar[bool] = True
 
-    def parts_for(self, seeding: Seeding | None, timer: Timer) -> Any:
+    def parts_for(self, seeding: Seeding | None) -> Any:
         """A new `PartStore` to read examples before batches are planned; None: none is needed."""
         return None
 

@@ -25,7 +25,6 @@ from fastiter.iterators._stream_parts import Front, Lanes, PartStore
 if TYPE_CHECKING:
     from fastiter._fetch.seeded import Seeding
     from fastiter._order.example_context import Seed
-    from fastiter._stats.timer import Timer
     from fastiter.datasets.stream_dataset import StreamDataset
 
 _VERSION = 1
@@ -90,12 +89,12 @@ class StreamPlanner(Planner):
 
     has_addresses = False
 
-    def parts_for(self, seeding: Seeding | None, timer: Timer) -> PartStore:
+    def parts_for(self, seeding: Seeding | None) -> PartStore:
         stream = self.stream
         if seeding is not None:
             assert self.example_seed is not None
             stream = stream.seeded(ShardSeeds(self.example_seed, seeding, len(stream.shards)))
-        return PartStore(stream, self.batch_size * self.num_ranks, timer)
+        return PartStore(stream, self.batch_size * self.num_ranks)
 
     def close(self) -> None:
         if "store" in self.__dict__:

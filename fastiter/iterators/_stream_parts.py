@@ -20,7 +20,6 @@ from fastiter.errors import WorkerDiedError
 from fastiter.iterators._state import State
 
 if TYPE_CHECKING:
-    from fastiter._stats.timer import Timer
     from fastiter.datasets.stream_dataset import StreamDataset
 
 _LEFT_OUT: Any = object()  # in place of another rank's example
@@ -105,13 +104,13 @@ class PartQueue(PlanQueue):
     def close(self) -> None:
         """Nothing reads for it."""
 
-    def take(self, iterator: Any) -> tuple[Part, Any]:
-        """Have an iterator's workers read on, and wait for the oldest part."""
+    def take(self, executor: Any) -> tuple[Part, Any]:
+        """Have an executor's workers read on, and wait for the oldest part."""
         self.plans[:] = [plan for plan in self.plans if plan.indices is not None]
         plan = self.peek()
         assert plan.indices is not None  # what is needed is asked for
         if plan.outcome is None:
-            plan.outcome = iterator._fetch(plan)
+            executor.make(self, plan)
         part, outcome = plan.request, plan.outcome
         self.deliver()
         self._parts.asked.pop(int(plan.indices[0]), None)
@@ -126,15 +125,12 @@ class PartStore:
     stream : StreamDataset
     rows : int
         Examples that all ranks take in a step.
-    timer : Timer
-        Timer of the iterator, called at each wait.
     """
 
-    def __init__(self, stream: StreamDataset, rows: int, timer: Timer) -> None:
+    def __init__(self, stream: StreamDataset, rows: int) -> None:
         self.stream = stream
-        self.iterator: Any = None  #: whose workers read; None: the caller does
+        self.executor: Any = None  #: whose workers read; None: the caller does
         self.queue: PartQueue | None = None
-        self._timer = timer
         self._step_rows = rows
         self.rows = max(_LEAST, -(-rows // min(stream.interleave, len(stream.shards))))
         self.front = Front((), range(0))
@@ -153,15 +149,13 @@ class PartStore:
         n_rows = n_batches * self._step_rows
         return min(MOST_PREFETCH, max(2 * n_workers, -(-n_rows // self.rows)))
 
-    def read_by(self, iterator: Any, parts: Parts, n_workers: int, in_workers: bool) -> None:
-        """Have the workers of an iterator over `Parts` read."""
+    def read_by(self, executor: Any, parts: Parts, n_workers: int, in_workers: bool) -> None:
+        """Have the workers of an executor read `Parts`."""
         self.queue = PartQueue(self, parts, n_workers, in_workers)
-        iterator._planner = self.queue
+        self.executor = executor
 
     def close(self) -> None:
-        """End what reads."""
-        if self.iterator is not None:
-            self.iterator.finalize()
+        """End what reads in the caller."""
         self._reader.close()
 
     def clear(self, states: dict[int, tuple[int, Any]]) -> None:
@@ -172,7 +166,7 @@ class PartStore:
         if self.queue is not None:
             works = self.queue.works()
             self.queue.restart(self.queue.state)
-            self.iterator._drop_works(works)
+            self.executor.drop(works)
 
     def trim(self, lanes: Lanes, following: int) -> None:
         """Forget what comes before these."""
@@ -249,16 +243,14 @@ class PartStore:
 
     def _read_on(self, number: int) -> None:
         """Wait for one more part: without workers, of this turn."""
-        if self.iterator is None:
+        if self.executor is None:
             part, read = self._part(number, self._turns[number].stop), self._reader.read
             seeded = self.stream.seeds is not None
             self._add(part, keep_generators(read, part) if seeded else read(part))
             return
         assert self.queue is not None
         self._needed = number
-        self._timer.block()
-        self._add(*self.queue.take(self.iterator))
-        self._timer.unblock()
+        self._add(*self.queue.take(self.executor))
 
     def _add(self, part: Part, outcome: Any) -> None:
         turn = self._turns.setdefault(part.number, _Turn(part.start, []))

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import functools
-import itertools
+import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from fastiter._engine.choosing import Choosing
+from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.seeded import SeededCall
 from fastiter._stats.autotune import (
-    FIRST_PREFETCH,
     MOST_PREFETCH,
     Tuner,
     first_workers,
     most_workers,
 )
-from fastiter._stats.gathering import GatherTrial
-from fastiter._stats.stats import LoaderStats, WorkerKind
 from fastiter._stats.timer import Timer
-from fastiter._stats.trace import WorkerTraces
-from fastiter._util import shutdown
 from fastiter._util.arguments import checked_callable, checked_optional_int
 from fastiter._util.cpus import usable_cpus, whole_cpus
-from fastiter._util.failures import Failure, capture, dump
+from fastiter._util.failures import dump
 from fastiter._util.worker_info import WorkerInfo, set_worker_info
 from fastiter._workers import row_writer
 from fastiter._workers.batch_converter import BatchConverter, CallableConverter, ConcatConverter
-from fastiter._workers.delivery import from_rows
 from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
@@ -47,13 +43,13 @@ from fastiter.iterators._arguments import (
 from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._source import Source
-from fastiter.iterators._state import Plan
 from fastiter.iterators._stream_parts import Parts, PartStore, reader_of
 
 if TYPE_CHECKING:
+    from fastiter._engine.device_stage import DeviceStage
+    from fastiter._engine.executor import Executor
     from fastiter._fetch.shard_reader import Examples, Part
     from fastiter._ring.arena import WorkerRing
-    from fastiter._ring.parent import Lease
 
 __all__ = ["MultiprocessIterator"]
 
@@ -236,12 +232,8 @@ class MultiprocessIterator(PrefetchingIterator):
     def _init_runtime(self) -> None:
         super()._init_runtime()
         self._timer = Timer(is_serial=self._n_processes == 0)
-        self._pool: Pool | None = None
-        self._remains: _Remains | None = None
-        self._trial: GatherTrial | None = None
         most = self._auto_settings()
         self._tuner = Tuner(most) if most else None
-        self._set_straight()
 
     def _auto_settings(self) -> dict[str, int]:
         """The settings that are 'auto', and the most of each."""
@@ -252,32 +244,21 @@ class MultiprocessIterator(PrefetchingIterator):
             most["n_prefetch"] = MOST_PREFETCH
         return most
 
-    def _set_straight(self) -> None:
-        """Note whether `_fetch` has nothing to do but to wait for the workers."""
-        others = (self._trial, self._tuner, self._device)
-        self._is_straight = self._n_processes != 0 and all(each is None for each in others)
-
     @property
     def n_processes(self) -> int:
         """Present number of worker processes; 0 if the caller's process fetches."""
-        if isinstance(self._reading, MultiprocessIterator):
-            return self._reading.n_processes
-        if self._n_processes == "auto":
-            pool, remains = self._pool, self._remains
-            if pool is not None:
-                return pool.n_workers
-            return first_workers(usable_cpus()) if remains is None else remains.stats.n_workers
-        return whole_cpus() if self._n_processes is None else self._n_processes
+        return self._executor.n_workers
 
     @property
     def n_prefetch(self) -> int:
         """Batches fetched ahead of the one that ``next()`` waits for; with 'auto', at present."""
-        if self._n_prefetch == "auto":
-            pool, remains = self._pool, self._remains
-            if pool is not None:
-                return pool.ring.n_prefetch
-            return FIRST_PREFETCH if remains is None else remains.stats.n_prefetch
-        return self._n_prefetch
+        return self._first_prefetch if self._tuner is None else self._executor.n_prefetch
+
+    @property
+    def _first_processes(self) -> int:
+        if self._n_processes == "auto":
+            return first_workers(usable_cpus())
+        return whole_cpus() if self._n_processes is None else self._n_processes
 
     @property
     def shared_mem(self) -> int | None:
@@ -316,168 +297,111 @@ class MultiprocessIterator(PrefetchingIterator):
                 raise RuntimeError(
                     "this MultiprocessIterator is closed (finalized): make a new one"
                 )
-            if isinstance(self._reading, MultiprocessIterator):
-                self._reading.start()
-            elif self.n_processes > 0:
-                if self._source.is_on_gpu:
-                    self._source.gpu()
-                self._running_pool().ring.top_up(self._planner)
+            if self._source.is_on_gpu and self._n_processes != 0:
+                self._source.gpu()  # first: how workers are started depends on CUDA
+            self._executor.start(self._planner)
 
-    def _after_fork(self) -> None:
-        super()._after_fork()
-        self._trial = None  # the child has to make a copy of this iterator
-        self._set_straight()
+    def _new_stage(self) -> DeviceStage | None:
+        return None if self._n_processes == 0 else super()._new_stage()
 
-    def _fetch(self, plan: Plan) -> Any:
-        if not self._is_straight:
-            return self._fetch_otherwise(plan)
-        pool = self._running_pool(len(plan.indices))  # type: ignore[arg-type]
-        pool.ring.top_up(self._planner)
-        return self._wait_for(pool, plan)
-
-    def _fetch_otherwise(self, plan: Plan) -> Any:
-        """`_fetch` where batches go to a device, or the caller may fetch, or settings change."""
+    def _new_executor(self) -> Executor:
+        caller = self._caller_executor()
         if self._n_processes == 0:
-            return super()._fetch(plan)
-        trial = self._trial
-        if trial is not None:
-            trial.n_left -= 1
-            if trial.n_left < 0:
-                trial.look(self._timer, self.n_prefetch)
-            if trial.in_caller and plan.work is None:  # the workers have begun nothing more
-                trial.n_batches += 1
-                self._timer.block()
-                batch = super()._fetch(plan)
-                self._timer.unblock()
-                return batch
-        # The GPU first: how workers are started depends on whether CUDA is initialised.
-        transfer = self._source.gpu() if self._source.is_on_gpu else None
-        indices = plan.indices
-        assert indices is not None
-        pool = self._running_pool(len(indices))
-        if self._tuner is not None:
-            self._tuner.look(pool, self.stats)
-        if transfer is not None:
-            transfer.use_arena(pool.ring.arena)
-            return self._fetch_to_gpu(pool, plan)
-        if trial is None or not trial.in_caller:
-            pool.ring.top_up(self._planner)
-        batch = self._wait_for(pool, plan)
-        if self._device is not None and not isinstance(batch, Failure):
-            return capture(self._source.sent, batch)
-        return batch
+            return caller
+        source = self._source
+        finish: Callable[[Any], Any] | None = None
+        if self._stage is not None:
+            finish = self._stage.begin
+        elif self._device is not None:
+            finish = source.sent
+        processes = ProcessExecutor(
+            weakref.WeakMethod(self._new_pool),
+            self._lock,
+            self._timer,
+            policy=self._skips,
+            is_seeded=isinstance(source.converter, SeededCall),
+            seed=self._seed,
+            n_workers=self._first_processes,
+            n_prefetch=self._first_prefetch,
+            finish=finish,
+        )
+        if self._stage is not None or self._row_groups is not None or not self._gathers_in_caller:
+            return processes
+        return Choosing(processes, caller, self._timer, source.only_gathers)
 
-    def _top_up(self, pool: Pool) -> None:
-        pool.ring.top_up(self._planner)
+    def _part_executor(self, store: PartStore) -> Executor:
+        if self._hedge is not None:
+            raise ValueError(
+                "hedge needs a dataset with indices: an example of a StreamDataset is not fetched "
+                "alone"
+            )
+        self._tuner = None
+        n = self._n_processes
+        if n == 0:
+            return self._caller_executor()
+        if not isinstance(n, int):
+            n = min(whole_cpus(), store.stream.interleave + 1)
+        executor = ProcessExecutor(
+            weakref.WeakMethod(self._new_part_pool),
+            self._lock,
+            self._timer,
+            n_workers=n,
+            n_prefetch=store.parts_ahead(self._first_prefetch, n),
+        )
+        store.read_by(executor, Parts(store.stream), n, True)
+        return executor
 
-    def _wait_for(self, pool: Pool, plan: Plan) -> Any:
-        """The oldest batch in the ring, that of ``plan``, as the workers have left it; if that need
-        not be the next one, the oldest that is complete."""
-        planner = None
-        if not self._in_order and self._planner.unordered and not self._planner.has_holes:
-            planner = self._planner
-            if pool.ring.overtake(planner):
-                plan = planner.peek()
-        lease = pool.ring.take()
-        if lease is not None:
-            return self._from_rows(pool, plan, lease)
-        self._timer.block()
-        while not pool.ring.scheduled:
-            pool.wait_for_slot()
-            pool.ring.top_up(self._planner)
-        pool.wait(planner)
-        self._timer.unblock()
-        if planner is not None:
-            plan = planner.peek()
-        return self._in_caller(plan, pool.deliver, plan, self._skips)
-
-    def _take_ready(self, pool: Pool) -> tuple[Plan, Any] | None:
-        if not (pool.ring.scheduled and pool.ring.ready()):
-            return None
-        plan = pool.ring.scheduled[0].plan
-        lease = pool.ring.take()
-        if lease is not None:
-            return plan, self._from_rows(pool, plan, lease)
-        if self._skips is not None:
-            return None
-        pool.wait()  # an overwritten word may have taken it back
-        return plan, self._in_caller(plan, pool.deliver, plan, None)
-
-    def _from_rows(self, pool: Pool, plan: Plan, lease: Lease) -> Any:
-        converter = pool.job.batch_converter
-        if self._seeding is not None:
-            return self._in_caller(plan, from_rows, lease, plan.indices, {}, converter)
-        try:
-            return from_rows(lease, plan.indices, {}, converter)  # type: ignore[arg-type]
-        except Exception as error:
-            return Failure.of(error)
-
-    def _in_caller(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Result, or `Failure`, of a function that may have to convert the batch."""
-        if isinstance(self._source.converter, SeededCall):
-            return self._capture(plan, function, *arguments)
-        return capture(function, *arguments)
-
-    def _running_pool(self, n_rows: int = 0) -> Pool:
-        """The workers, with room for batches of ``n_rows``."""
-        pool = self._pool
-        if pool is not None:
-            if n_rows > pool.rows and pool.is_own:
-                pool.close()
-            if not pool.is_own:
-                raise RuntimeError(
-                    f"this iterator belongs to process {pool.pid}; in a child, iterate over a copy "
-                    "(copy.copy(iterator))"
-                )
-            if not pool.closed:
-                if pool.has_to_look:
-                    pool.look()
-                return pool
-        shutdown.block_if_exiting(self._lock)
-        # Not started yet, or the last start failed and said why.
-        self._planner.rewind()
+    def _new_pool(self, n_rows: int, n_workers: int, n_prefetch: int) -> Pool:
+        """Start workers that make batches, of ``n_rows`` for example."""
         most = {} if self._tuner is None else self._tuner.most
         converter = _batch_converter_of(self._source, self._skips is not None)
         # A batch sampler's later batches may be larger: not much, or this pool ends with the first.
         rows = max(self._most_rows(), n_rows)
         rows += 0 if self._batch_size else rows // 4
-        pool = self._pool_type(
+        pool = self._opened(
+            self._dataset_timeout,
             job=self._job(converter),
-            workers=self.n_processes,
+            workers=n_workers,
             most_workers=most.get("n_processes", 0),
             most_prefetch=most.get("n_prefetch", 0),
             rows=rows,
-            n_prefetch=self.n_prefetch,
-            # Slots that the consumer has while the loop goes on: those of _fetch_to_gpu and one to
-            # be copied, or those of a loop that keeps its batch while it calls next().
-            n_held=self._n_device_prefetch + 3 if self._source.is_on_gpu else 2,
+            n_prefetch=n_prefetch,
+            # Slots that the consumer has while the loop goes on: those of the copies to a GPU and
+            # one to be copied, or those of a loop that keeps its batch while it calls next().
+            n_held=2 if self._stage is None else self._n_device_prefetch + 3,
             shared_mem=self._shared_mem,
-            dataset_timeout=self._dataset_timeout,
-            start=choose(self._context, Caller()),
-            lock=self._lock,
-            n_retries=self._n_retries if self._on_timeout == "retry" else None,
         )
-        pool.open()
-        self._pool = pool
-        pool.ring.seed = self._seed
         pool.ring.set_hedge(self._hedge or 0.0)
         plain = self._source.plain()
         if plain is not None and plain.is_arrow:
             pool.use_columns(plain)
-        only_gathers = plain is not None and self._source.concat is not None
-        only_gathers = only_gathers and self._gathers_in_caller
-        if only_gathers and self._row_groups is None and not self._source.is_on_gpu:
-            self._trial = self._trial or GatherTrial()
-            self._set_straight()
-        self._timer.open(pool.note_start)
-        if self._timer.trace is not None:
-            pool.ring.start_trace()
+        return pool
+
+    def _new_part_pool(self, n_rows: int, n_workers: int, n_prefetch: int) -> Pool:
+        """Start workers that read parts of shards."""
+        store: PartStore = self._planner.store  # type: ignore[attr-defined]
+        return self._opened(
+            self._part_timeout(store),
+            job=StreamJob(store.stream, None, self._worker_init, self._maxtasksperchild),
+            workers=n_workers,
+            rows=1,
+            n_prefetch=n_prefetch,
+            n_held=2,
+            shared_mem=None if self._shared_mem is None else self._shared_mem * store.rows,
+        )
+
+    def _opened(self, dataset_timeout: float | None, **options: Any) -> Pool:
+        pool = self._pool_type(
+            dataset_timeout=dataset_timeout,
+            start=choose(self._context, Caller()),
+            lock=self._lock,
+            n_retries=self._n_retries if self._on_timeout == "retry" else None,
+            **options,
+        )
+        pool.open()
         return pool
 
     def _job(self, converter: BatchConverter | None) -> BatchJob:
-        if isinstance(self._dataset, Parts):
-            stream = self._dataset.stream
-            return StreamJob(stream, None, self._worker_init, self._maxtasksperchild)
         return BatchJob(
             self._source.dataset,
             converter,
@@ -486,86 +410,6 @@ class MultiprocessIterator(PrefetchingIterator):
             retries=self._on_timeout == "retry",
             hedges=self._hedge is not None,
         )
-
-    def _open_reading(self, store: PartStore) -> MultiprocessIterator | None:
-        if self._hedge is not None:
-            raise ValueError(
-                "hedge needs a dataset with indices: an example of a StreamDataset is not fetched "
-                "alone"
-            )
-        if self._n_processes == 0:
-            return None
-        parts, n = Parts(store.stream), self._n_processes
-        if not isinstance(n, int):
-            n = min(whole_cpus(), store.stream.interleave + 1)
-        self._tuner = None
-        reading = MultiprocessIterator(
-            parts,
-            1,
-            n_processes=n,
-            shared_mem=None if self._shared_mem is None else self._shared_mem * store.rows,
-            maxtasksperchild=self._maxtasksperchild,
-            worker_init=self._worker_init,
-            context=self._context,
-            **self._reading_arguments(store, n),
-        )
-        store.read_by(reading, parts, n, True)
-        return reading
-
-    def _loader_stats(self, seconds: float) -> LoaderStats:
-        pool, remains = self._pool, self._remains
-        if pool is not None:
-            changed = [each for each in (self._tuner, self._trial) if each is not None]
-            changes = tuple(itertools.chain.from_iterable(each.changes for each in changed))
-            n_gathered = 0 if self._trial is None else self._trial.n_batches
-            return pool.statistics(seconds)._replace(changes=changes, gathered_here=n_gathered)
-        if remains is not None:
-            return remains.stats
-        n_workers = self.n_processes
-        kind: WorkerKind = "processes" if n_workers else "none"
-        return LoaderStats(kind, n_workers, self.n_prefetch if n_workers else 0)
-
-    def _trace_workers(self, on: bool) -> None:
-        if self._pool is not None and not self._pool.closed:  # one whose start failed is closed
-            ring = self._pool.ring
-            (ring.start_trace if on else ring.stop_trace)()
-
-    def _worker_traces(self) -> WorkerTraces:
-        pool, remains = self._pool, self._remains
-        if pool is not None:
-            return {f"worker {n}": pool.ring.trace_events(n) for n in range(pool.n_workers)}
-        return {} if remains is None else remains.traces
-
-    def _drop_works(self, works: list[Any]) -> None:
-        pool = self._pool
-        if pool is None or not pool.is_own:
-            return
-        pool.ring.reset()
-        pool.ring.seed = self._seed
-        if not pool.closed and pool.rows < self._most_rows():
-            pool.close()  # the dataset has grown: the next one has room for its batches
-
-    def _close(self) -> None:
-        pool = self._pool
-        if pool is None or not pool.is_own:
-            return
-        pool.interrupt()
-        with self._lock:
-            pool.close()
-            self._timer.opened = None
-            if self._pool is pool:
-                # The memory goes with the pool, unless a batch is alive.
-                _, inside, _, between, _ = self._timer.read()
-                traces = {} if self._timer.trace is None else self._worker_traces()
-                self._remains = _Remains(self._loader_stats(inside + between), traces)
-                self._pool = None
-
-
-class _Remains(NamedTuple):
-    """Statistics and traces of a pool that is gone."""
-
-    stats: LoaderStats
-    traces: WorkerTraces
 
 
 class StreamJob(BatchJob):

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastiter._fetch.dataset_access import column_getter
+from fastiter._engine.threads import ThreadExecutor
 from fastiter._fetch.row_groups import RowClaims
-from fastiter._stats.autotune import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
-from fastiter._stats.stats import LoaderStats
+from fastiter._stats.autotune import MOST_PREFETCH, Tuner
 from fastiter._stats.timer import Timer
-from fastiter._stats.trace import WorkerTraces
-from fastiter._threads.batch_buffer import CallCost
-from fastiter._threads.collator import Assembler
 from fastiter._threads.limit import TimeLimit
-from fastiter._threads.pool import ThreadCounters, Threads
-from fastiter._threads.tasks import (
-    BatchTask,
-    ColumnsTask,
-    ListsTask,
-    PartsTask,
-    RowCost,
-    RowsTask,
-    Work,
-)
 from fastiter._util.arguments import checked_int
-from fastiter._util.concurrency import items_of
-from fastiter._util.failures import Failure, capture
-from fastiter._util.units import nbytes_of
 from fastiter.iterators._arguments import (
     DEFAULT_RETRIES,
     MOST_WORKERS,
@@ -43,16 +24,14 @@ from fastiter.iterators._arguments import (
 )
 from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._source import fills_suit
-from fastiter.iterators._state import Plan
+from fastiter.iterators._source import Source
 from fastiter.iterators._stream_parts import Parts, PartStore
 
 if TYPE_CHECKING:
-    from fastiter._ring.parent import Event
+    from fastiter._engine.device_stage import DeviceStage
+    from fastiter._engine.executor import Executor
 
 __all__ = ["MultithreadIterator"]
-
-_MOST_EVENTS = 32_765  # of a trace, for each thread
 
 
 class MultithreadIterator(PrefetchingIterator):
@@ -183,35 +162,7 @@ class MultithreadIterator(PrefetchingIterator):
     def _init_runtime(self) -> None:
         super()._init_runtime()
         self._timer = Timer(is_serial=self._seeding is not None)
-        self._threads: Threads | None = None
-        self._all_counters = [ThreadCounters() for _ in range(self._n_threads)]
-        self._calls = self._ready_sum = 0
-        self._tuner: Tuner | None = None
-        if self._n_prefetch == "auto":
-            self._lookahead = Lookahead(FIRST_PREFETCH)
-            self._tuner = Tuner({"n_prefetch": MOST_PREFETCH})
-        else:
-            self._lookahead = Lookahead(self._n_prefetch)
-        self._recorded: list[deque[Event]] = []
-        self._assembler: Assembler | None = None
-        if self._source.concat is not None:
-            self._assembler = Assembler(
-                *self._source.concat, self._most_rows(), self.n_prefetch + 1
-            )
-        self._limit: TimeLimit | None = None
-        if self._dataset_timeout is not None:
-            retries = self._on_timeout == "retry"
-            self._limit = TimeLimit(self._dataset_timeout, retries, self._n_retries)
-        self._work = Work(
-            self._source,
-            self._n_threads,
-            RowCost(),
-            CallCost(),
-            self._limit,
-            converts=not self._converts_itself,
-            tolerates=self._skips is not None,
-            claims=None if self._row_groups is None else RowClaims(len(self._dataset)),
-        )
+        self._tuner = Tuner({"n_prefetch": MOST_PREFETCH}) if self._n_prefetch == "auto" else None
 
     @property
     def n_threads(self) -> int:
@@ -221,7 +172,7 @@ class MultithreadIterator(PrefetchingIterator):
     @property
     def n_prefetch(self) -> int:
         """Batches fetched ahead of the one that ``next()`` waits for; with 'auto', at present."""
-        return self._lookahead.n_batches
+        return self._first_prefetch if self._tuner is None else self._executor.n_prefetch
 
     def finalize(self) -> None:
         """End the iteration and its threads.
@@ -229,189 +180,63 @@ class MultithreadIterator(PrefetchingIterator):
         Waits at most a second for threads that fetch an example. A hanging thread is left
         behind as a daemon thread, which does not keep the program from ending.
         """
-        threads = self.__dict__.get("_threads")
         super().finalize()
-        if threads is not None:
-            threads.join()
+        if "_executor" in self.__dict__:
+            self._executor.join()
 
     def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _exits():  # as in the base class
             super().finalize()  # a garbage collection must not wait for threads
 
-    def _open_reading(self, store: PartStore) -> MultithreadIterator | None:
+    def _new_stage(self) -> DeviceStage | None:
+        # Any other converter gets the device, in this thread.
+        is_host = self._source.concat is None or self._seeding is not None
+        return None if is_host else super()._new_stage()
+
+    def _new_executor(self) -> Executor:
         if self._seeding is not None:  # the generators are the process's
-            return None
-        parts, n = Parts(store.stream), self._n_threads
-        reading = MultithreadIterator(parts, 1, n_threads=n, **self._reading_arguments(store, n))
-        store.read_by(reading, parts, n, False)
-        return reading
-
-    def _fetch(self, plan: Plan) -> Any:
-        if self._seeding is not None:
-            return super()._fetch(plan)
-        threads = self._running_threads()
-        if self._tuner is not None:
-            self._tuner.look(self._lookahead, self.stats)
-        if self._source.is_on_gpu and self._assembler is not None:
-            return self._fetch_to_gpu(threads, plan)
-        self._top_up(threads)
-        task = plan.work
-        batch = self._wait_for(threads, plan)
-        if self._device is not None and not isinstance(batch, Failure):
-            finish = self._source.convert if self._converts_itself else self._source.sent
-            batch = capture(finish, batch)
-        plan.outcome = batch
-        task.forget()
-        return batch
-
-    def _wait_for(self, pool: Threads, plan: Plan) -> Any:
-        """Block until the oldest batch is there, and decide about rows that have failed."""
-        task = plan.work
-        if task is None:
-            raise RuntimeError("the iterator was finalized or reset while next() was at work")
-        self._timer.block()
-        batch = self._batch_of(task)
-        self._timer.unblock()
-        failures = task.failures
-        if not failures:
-            return batch
-        assert self._skips is not None
-        replaced = capture(self._skips.resolve, plan, failures)
-        if isinstance(replaced, Failure):
-            return replaced
-        return capture(task.rebuild, replaced) if replaced else batch
-
-    def _take_ready(self, pool: Threads) -> tuple[Plan, Any] | None:
-        for task in self._tasks[:1]:
-            if task.is_ready if self._skips is None else task.is_clean:
-                return task.plan, self._batch_of(task)
-        return None
-
-    def _batch_of(self, task: BatchTask) -> Any:
-        threads, limit, look = self._threads, self._limit, None
-        if limit is not None and threads is not None:
-            look = functools.partial(limit.look, threads, task.plan.label)
-        batch = task.wait(look)
-        if limit is not None:
-            limit.end()
-        if self._tuner is not None:
-            self._lookahead.batch_bytes = nbytes_of(batch)
-        return batch
-
-    def _forget(self, work: BatchTask) -> None:
-        work.forget()
-
-    @property
-    def _tasks(self) -> list[BatchTask]:
-        """The batches that threads work on or have completed, oldest first."""
-        return [work for work in self._planner.works() if isinstance(work, BatchTask)]
-
-    def _count_ready(self) -> int:
-        """Complete batches, from the oldest one on."""
-        count = 0
-        for task in self._tasks:
-            if not task.is_ready:
-                break
-            count += 1
-        return count
-
-    def _loader_stats(self, seconds: float) -> LoaderStats:
-        if self._seeding is not None:
-            return super()._loader_stats(seconds)
-        return LoaderStats(
-            workers_are="threads",
-            timeouts=0 if self._limit is None else self._limit.n_ended,
-            abandoned=0 if self._threads is None else self._threads.n_abandoned,
-            n_workers=self._n_threads,
-            n_prefetch=self.n_prefetch,
-            changes=() if self._tuner is None else tuple(self._tuner.changes),
-            ready=self._count_ready(),
-            calls=self._calls,
-            ready_sum=self._ready_sum,
-            workers=tuple(
-                counters.stats(number, seconds)
-                for number, counters in enumerate(self._all_counters)
-            ),
+            return self._caller_executor()
+        source = self._source
+        finish: Callable[[Any], Any] | None = None
+        converts_here = self._device is not None and source.takes_device
+        if self._stage is not None:
+            finish = self._stage.begin
+        elif self._device is not None:
+            finish = source.convert if converts_here else source.sent
+        return ThreadExecutor(
+            source,
+            self._most_rows(),
+            self._lock,
+            self._timer,
+            n_threads=self._n_threads,
+            n_prefetch=self._first_prefetch,
+            limit=self._limit_of(self._dataset_timeout),
+            policy=self._skips,
+            claims=None if self._row_groups is None else RowClaims(len(self._dataset)),
+            seed=self._seed,
+            finish=finish,
+            converts=not converts_here,
+            measures=self._tuner is not None,
         )
 
-    def _trace_workers(self, on: bool) -> None:
-        if not on:
-            self._recorded = [counters.events or deque() for counters in self._all_counters]
-        for counters in self._all_counters:
-            counters.events = deque(maxlen=_MOST_EVENTS) if on else None
+    def _part_executor(self, store: PartStore) -> Executor:
+        self._tuner = None
+        if self._seeding is not None:
+            return self._caller_executor()
+        parts, n = Parts(store.stream), self._n_threads
+        executor = ThreadExecutor(
+            Source(parts, None, None),
+            1,
+            self._lock,
+            self._timer,
+            n_threads=n,
+            n_prefetch=store.parts_ahead(self._first_prefetch, n),
+            limit=self._limit_of(self._part_timeout(store)),
+        )
+        store.read_by(executor, parts, n, False)
+        return executor
 
-    def _worker_traces(self) -> WorkerTraces:
-        return {f"thread {n}": items_of(events) for n, events in enumerate(self._recorded)}
-
-    @property
-    def _converts_itself(self) -> bool:
-        """Whether the converter is called in the thread that iterates, with the device."""
-        return self._device is not None and self._source.takes_device
-
-    def _running_threads(self) -> Threads:
-        threads = self._threads
-        if threads is None:
-            threads = self._threads = Threads(self._all_counters, self._lock, self._limit)
-            self._timer.open(functools.partial(_note_start, self._all_counters))
-        return threads
-
-    def _top_up(self, threads: Threads) -> None:
-        """Have the threads work on as many batches as are wanted."""
-        n_tasks = len(self._tasks)
-        while n_tasks <= self._lookahead.n_batches:
-            plan = self._planner.ahead()
-            if plan.indices is None:
-                break
-            try:
-                task = self._task(plan)
-            except MemoryError:
-                if not self._planner.works():
-                    raise
-                break  # with fewer batches ahead it may do
-            # An interrupt in between has this batch fetched twice, and delivered once.
-            threads.submit(task)
-            plan.work = task
-            n_tasks += 1
-        if self._finalized:  # by another thread, which may have missed what was just started
-            self._close()
-        threads.wake()
-        self._calls += 1
-        self._ready_sum += self._count_ready()
-
-    def _task(self, plan: Plan) -> BatchTask:
-        work, origin, concat = self._work, (self._seed, plan), self._source.concat
-        assert plan.indices is not None
-        if concat is not None:
-            plain = self._source.plain()
-            if plain is not None and not plain.reader.is_fixed:
-                return ListsTask(work, origin, plain)
-            if plain is None:
-                getter = column_getter(self._dataset)
-                if getter is not None:
-                    return PartsTask(work, origin, getter)
-            elif fills_suit(plain, concat.padding):
-                outputs = plain.reader.outputs(len(plan.indices))
-                if outputs is not None:
-                    n_batches = self.n_prefetch + 1
-                    return ColumnsTask(work, origin, plain.reader, outputs, n_batches)
-        return RowsTask(work, origin, self._assembler)
-
-    def _drop_works(self, works: list[Any]) -> None:
-        for work in works:
-            if isinstance(work, BatchTask):
-                work.abort()
-
-    def _close(self) -> None:
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.close()
-        self._drop_works(self._planner.works())
-
-    def _after_fork(self) -> None:
-        super()._after_fork()
-        self._threads = None  # the child has none of them
-
-
-def _note_start(all_counters: Sequence[ThreadCounters]) -> None:
-    for counters in all_counters:
-        counters.note_start()
+    def _limit_of(self, seconds: float | None) -> TimeLimit | None:
+        if seconds is None:
+            return None
+        return TimeLimit(seconds, self._on_timeout == "retry", self._n_retries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
@@ -17,9 +17,12 @@ from fastiter._workers.pool import Pool
 from fastiter._workers.process import WorkerProcess
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import checked_auto
-from fastiter.iterators._stream_parts import PartStore
 from fastiter.iterators.multiprocess import MultiprocessIterator
 from fastiter.ray._job import Cell, ClusterError, ClusterJob, image_of
+
+if TYPE_CHECKING:
+    from fastiter._engine.executor import Executor
+    from fastiter.iterators._stream_parts import PartStore
 
 _MOST_WORKERS = 4096
 _FIRST_WORKERS = 2  # of 'auto'
@@ -162,7 +165,7 @@ class RayIterator(MultiprocessIterator):
         """Present number of requested workers on the cluster."""
         return self._wanted.get()  # type: ignore[no-any-return]
 
-    def _open_reading(self, store: PartStore) -> MultiprocessIterator | None:
+    def _part_executor(self, store: PartStore) -> Executor:
         raise TypeError("a StreamDataset is read on one machine: use MultiprocessIterator")
 
     def _job(self, converter: BatchConverter | None) -> BatchJob:

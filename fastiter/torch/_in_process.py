@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data
 from torch.utils.data import (
@@ -15,10 +15,11 @@ from torch.utils.data import (
     default_collate,
 )
 
+from fastiter._engine.caller import CallerExecutor
 from fastiter._fetch.dataset_access import ColumnGatherer, is_stateful, plain_columns
 from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan
-from fastiter._util.failures import Failure, capture
+from fastiter._util.failures import Failure
 from fastiter._workers.batch_converter import ConcatConverter
 from fastiter.torch._collate import ColumnsCollate, collate, converter_for
 from fastiter.torch._iterator import LoaderIterator
@@ -30,7 +31,6 @@ from fastiter.torch._state import (
     other_workers,
     state_of,
 )
-from fastiter.torch._worker import Request
 
 if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
@@ -40,6 +40,111 @@ _END = object()  # in place of a batch, where the dataset has ended
 
 def _unchanged(examples: Any) -> Any:
     return examples
+
+
+class WholeBatches:
+    """Makes each batch of its keys in the calling thread: the source of a `CallerExecutor`.
+
+    Parameters
+    ----------
+    iterator : InProcessIterator
+        Its settings are taken over; it is not kept, so that it ends with its last reference.
+    state : dict or None
+        A state of the dataset to go on from.
+    """
+
+    gather = None
+
+    def __init__(self, iterator: Any, state: Any) -> None:
+        self.dataset = iterator._dataset
+        self._kind = iterator._dataset_kind
+        self._is_iterable = iterator._is_iterable
+        self._auto_collation = iterator._auto_collation
+        self._collate_fn = iterator._collate_fn
+        self._drop_last = iterator._drop_last
+        self._pin_memory = iterator._pin_memory
+        self._pin_memory_device = iterator._pin_memory_device
+        self.fetcher = begin_fetching(
+            self._kind, self.dataset, self._auto_collation, _unchanged, self._drop_last, state
+        )
+        #: whether the dataset, or its iterator, has a state
+        self.is_stateful = is_stateful(self.dataset) or is_stateful(
+            getattr(self.fetcher, "dataset_iter", None)
+        )
+        self._columns: ColumnGatherer | None = None
+        self._converter = converter_for(self._collate_fn, self.dataset)
+        if self._auto_collation and isinstance(self._converter, ConcatConverter):
+            plain = plain_columns(self.dataset)
+            if plain is not None and plain.is_arrow:
+                self._columns = ColumnGatherer(plain, self._converter.padding)
+        if iterator._example_seed is not None:
+            self.fetcher.dataset = Seeded(self.dataset)
+
+    def state(self) -> dict[str, Any]:
+        """The state of the dataset now."""
+        return state_of(0, self._kind, self.fetcher, self.dataset)
+
+    def batch(self, plan: Plan, *_: Any) -> Any:
+        """The batch of a plan; `_END` where the dataset has ended."""
+        request = plan.request
+        self._keys = request.keys
+        try:
+            data = self._gathered(request.keys)
+            if data is not None:
+                pass
+            elif self._is_iterable:
+                data = self._fetched_of_stream(request.keys, plan.work)
+            elif request.seeds is None:
+                data = self._fetched_of_map(request.keys)
+            else:
+                self.fetcher.dataset.begin(request.seeds)
+                data = keep_generators(self._fetched_of_map, request.keys)
+        except StopIteration:
+            if not self._is_iterable:
+                raise
+            return _END
+        if self._pin_memory:
+            data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
+        return data
+
+    def _gathered(self, keys: Any) -> Any:
+        """The batch of Arrow columns; None if it has to be made of examples."""
+        if self._columns is None:
+            return None
+        indices = index_array(keys, MOST_ROWS)
+        batch = None if indices is None else self._columns.gather(indices)
+        if batch is not None and isinstance(self._converter, ColumnsCollate):
+            return self._converter.tensors_of(batch)
+        return batch
+
+    def _fetched_of_map(self, keys: Any) -> Any:
+        return self._collate(self.fetcher.fetch(keys))
+
+    def _fetched_of_stream(self, keys: Any, begun: Begun) -> Any:
+        """Result of torch's fetcher. Examples that an interrupted call has drawn are kept."""
+        fetcher, examples = self.fetcher, begun.examples
+        size = len(keys) if self._auto_collation else 1
+        if not fetcher.ended:
+            left = size - len(examples)
+            examples.extend(map(next, itertools.repeat(fetcher.dataset_iter, left)))
+            fetcher.ended = len(examples) < size
+        if not examples or (self._drop_last and len(examples) < size):
+            raise StopIteration
+        return self._collate([*examples] if self._auto_collation else examples[0])
+
+    def _collate(self, examples: Any) -> Any:
+        if isinstance(self._converter, ColumnsCollate):
+            return self._converter(examples)
+        if self._auto_collation and self._collate_fn is default_collate:
+            return collate(default_collate, examples, self._keys)
+        return self._collate_fn(examples)
+
+
+class Begun(NamedTuple):
+    """The work of a plan, which an interrupt may leave."""
+
+    state: Any  #: of the dataset before the batch; None if it has none
+    examples: list[Any]  #: that were drawn of an iterable dataset
 
 
 class InProcessIterator(LoaderIterator):
@@ -61,25 +166,13 @@ class InProcessIterator(LoaderIterator):
         if resume is not None and self._is_iterable and resume.n_workers and resume.n_yielded:
             raise other_workers(resume.n_workers, 0)
         state = None if resume is None else resume.of_worker(0, 0)
-        self._fetcher = begin_fetching(
-            self._dataset_kind,
-            self._dataset,
-            self._auto_collation,
-            _unchanged,  # not a method of this iterator: a generator ends when it is dropped
-            self._drop_last,
-            state,
-        )
-        self._find_columns()
-        self._is_stateful = is_stateful(self._dataset) or is_stateful(
-            getattr(self._fetcher, "dataset_iter", None)
-        )
+        self._batches = WholeBatches(self, state)
+        self._executor = CallerExecutor(self._batches, None, False, (0, 0))
         self._sampler_iter.n_states = 2  # of a batch that an interrupt has left
         self._planner.example_seed = self._example_seed
-        if self._example_seed is not None:
-            self._fetcher.dataset = Seeded(self._dataset)
         if resume is not None and self._is_iterable and not resume.has_worker_state:
             n_keys = self._sampler_iter.first[1]
-            examples = map(next, itertools.repeat(self._fetcher.dataset_iter, n_keys))
+            examples = map(next, itertools.repeat(self._batches.fetcher.dataset_iter, n_keys))
             collections.deque(examples, maxlen=0)
         n_yielded = 0 if resume is None else resume.n_yielded
         self._planner.begin(
@@ -87,78 +180,16 @@ class InProcessIterator(LoaderIterator):
         )
         self._fetch_again(resume)
 
-    def _find_columns(self) -> None:
-        """Of a dataset of Arrow columns, find what gathers them."""
-        self._columns: ColumnGatherer | None = None
-        self._converter = converter_for(self._collate_fn, self._dataset)
-        if self._auto_collation and isinstance(self._converter, ConcatConverter):
-            plain = plain_columns(self._dataset)
-            if plain is not None and plain.is_arrow:
-                self._columns = ColumnGatherer(plain, self._converter.padding)
-
-    def _gathered(self, keys: Any) -> Any:
-        """The batch of Arrow columns; None if it has to be made of examples."""
-        if self._columns is None:
-            return None
-        indices = index_array(keys, MOST_ROWS)
-        batch = None if indices is None else self._columns.gather(indices)
-        if batch is not None and isinstance(self._converter, ColumnsCollate):
-            return self._converter.tensors_of(batch)
-        return batch
-
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._begin(None)
 
-    def _collate(self, examples: Any) -> Any:
-        if isinstance(self._converter, ColumnsCollate):
-            return self._converter(examples)
-        if self._auto_collation and self._collate_fn is default_collate:
-            return collate(default_collate, examples, self._keys)
-        return self._collate_fn(examples)
-
     def _fetch(self, plan: Plan) -> Plan:
-        if plan.work is None:  # else an interrupt has left it
-            self._examples: list[Any] = []
-            plan.work = {} if not self._is_stateful else copy.deepcopy(self._dataset_state())
-        plan.outcome = capture(self._fetched, plan.request)
-        return plan
-
-    def _fetched(self, request: Request) -> Any:
-        self._keys = request.keys
-        try:
-            data = self._gathered(request.keys)
-            if data is not None:
-                pass
-            elif self._is_iterable:
-                data = self._fetched_of_stream(request.keys)
-            elif request.seeds is None:
-                data = self._fetched_of_map(request.keys)
-            else:
-                self._fetcher.dataset.begin(request.seeds)
-                data = keep_generators(self._fetched_of_map, request.keys)
-        except StopIteration:
-            if not self._is_iterable:
-                raise
-            return _END
-        if self._pin_memory:
-            data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
-        return data
-
-    def _fetched_of_map(self, keys: Any) -> Any:
-        return self._collate(self._fetcher.fetch(keys))
-
-    def _fetched_of_stream(self, keys: Any) -> Any:
-        """Result of torch's fetcher. Examples that an interrupted call has drawn are kept."""
-        fetcher, examples = self._fetcher, self._examples
-        size = len(keys) if self._auto_collation else 1
-        if not fetcher.ended:
-            left = size - len(examples)
-            examples.extend(map(next, itertools.repeat(fetcher.dataset_iter, left)))
-            fetcher.ended = len(examples) < size
-        if not examples or (self._drop_last and len(examples) < size):
-            raise StopIteration
-        return self._collate([*examples] if self._auto_collation else examples[0])
+        if plan.work is None:
+            batches = self._batches
+            state = copy.deepcopy(batches.state()) if batches.is_stateful else None
+            plan.work = Begun(state, [])
+        return super()._fetch(plan)
 
     def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
         data = plan.outcome
@@ -169,12 +200,10 @@ class InProcessIterator(LoaderIterator):
             return before, data
         return before._replace(n_yielded=before.n_yielded + 1), data
 
-    def _dataset_state(self) -> dict[str, Any]:
-        return state_of(0, self._dataset_kind, self._fetcher, self._dataset)
-
     def _own_state(self) -> dict[str, Any]:
-        works = self._planner.works()  # of a batch that an interrupt has left
-        state = works[0] if works and self._is_stateful else self._dataset_state()
+        begun = next(iter(self._planner.works()), None)  # of a batch that an interrupt has left
+        left = None if begun is None else begun.state
+        state = self._batches.state() if left is None else left
         return {
             "_facts": self._facts,
             **self._sampler_state(),

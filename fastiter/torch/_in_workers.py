@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,10 @@ from torch.utils.data import IterDataPipe, MapDataPipe, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter._clib import status
+from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.dataset_access import is_stateful, plain_columns
 from fastiter._order.plan import Plan
 from fastiter._util.failures import Failure, capture, reraise
-from fastiter._workers.delivery import from_rows
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import WorkerDiedError, WorkerTraceback
@@ -62,8 +61,9 @@ class _BatchTimeout:
 class WorkersIterator(LoaderIterator):
     """Has worker processes make the batches, and delivers them in the sampler's order."""
 
+    _executor: ProcessExecutor
+
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
-        self._pool: Pool | None = None
         super().__init__(loader, resume)
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0 where there are workers")
@@ -73,7 +73,8 @@ class WorkersIterator(LoaderIterator):
         rows, self._converter = self._rows_of(loader)
         self._planner = Plans(self._num_workers, rows, loader.in_order)
         self._n_spilled = 0
-        self._pool = self._made_pool(loader, resume)
+        self._executor = ProcessExecutor(None, self._lock, self._timer)
+        self._executor.pool = self._new_pool(loader, resume)
         self._begin(resume)
 
     def _rows_of(self, loader: DataLoader[Any]) -> tuple[int, Any]:
@@ -93,7 +94,7 @@ class WorkersIterator(LoaderIterator):
         converter = converter_for(loader.collate_fn, self._dataset)
         return (0, None) if converter is None else (rows, converter)
 
-    def _made_pool(self, loader: DataLoader[Any], resume: Resume | None) -> Pool:
+    def _new_pool(self, loader: DataLoader[Any], resume: Resume | None) -> Pool:
         """The pool, whose workers `_begin` starts."""
         states: list[Any] = [None] * self._num_workers
         if resume is not None and resume.has_worker_state:
@@ -127,7 +128,7 @@ class WorkersIterator(LoaderIterator):
             shared_mem=None,
             dataset_timeout=None,
             start=choose(checked_context(loader.multiprocessing_context), _CALLER),
-            lock=threading.RLock(),
+            lock=self._lock,
             timeouts=_BatchTimeout(self._timeout),
         )
         plain = plain_columns(self._dataset) if self._planner.rows else None
@@ -139,8 +140,7 @@ class WorkersIterator(LoaderIterator):
 
     def _begin(self, resume: Resume | None) -> None:
         """Begin an epoch, or continue a loaded one."""
-        pool, plans, n_workers = self._pool, self._planner, self._num_workers
-        assert pool is not None
+        plans, n_workers = self._planner, self._num_workers
         if (
             resume is not None
             and resume.n_workers != n_workers
@@ -152,7 +152,7 @@ class WorkersIterator(LoaderIterator):
         plans.example_seed = self._example_seed
         plans.wants_state = self._asks_first and bool(self._interval)
         self._sampler_iter.n_states = sys.maxsize if self._interval else 0
-        self._overtakes = False  # not yet: what comes first has an order
+        plans.is_overtaking = False  # not yet: what comes first has an order
         states = tuple(
             {"worker_id": number, "fetcher_state": None, "dataset_state": None}
             for number in range(n_workers)
@@ -162,33 +162,32 @@ class WorkersIterator(LoaderIterator):
         plans.begin(self._sampler_iter, self._planned(resume), progress, self._asks_first)
         self._takes_snapshots = self._sampler_iter.is_stateful
         plans.progress = progress._replace(snapshot=self._snapshot_now(progress))
-        pool.ring.top_up(plans)
+        self._executor.start(plans)
         if self._sampler_iter.is_stateful and not self._takes_snapshots:  # the sampler's iterator
             self._takes_snapshots = True
             plans.progress = progress._replace(snapshot=self._snapshot_now(progress))
-        if not pool.is_open:  # last, so that its workers find work when they begin
-            pool.open(lifts=False)
         if self._asks_first:
             self._ask_first()
             plans.progress = plans.progress._replace(snapshot=self._snapshot_now(plans.progress))
         self._fetch_again(resume)
-        self._overtakes = not plans.in_order
+        plans.is_overtaking = not plans.in_order
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        if self._pool is None or self._pool.closed:  # it ended by an error, or was closed
+        pool = self._executor.pool
+        if pool is None or pool.closed:  # it ended by an error, or was closed
             self._planner.epoch = -1
             self._planner.has_columns = False
             self._n_spilled = 0
-            self._pool = self._made_pool(loader, None)
+            self._executor.pool = self._new_pool(loader, None)
         super()._reset(loader, first_iter)
         self._planner.epoch += 1
-        self._pool.ring.reset()
+        self._executor.drop([])
         self._begin(None)
 
     # ---- batches
 
     def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
-        pool, plans, reply = self._pool, self._planner, plan.outcome
+        pool, plans, reply = self._executor.pool, self._planner, plan.outcome
         assert pool is not None
         if type(reply) is Failure:
             return before, Failure(_error_of(reply, plan))
@@ -227,33 +226,10 @@ class WorkersIterator(LoaderIterator):
         return after, reply
 
     def _fetch(self, plan: Plan) -> Plan:
-        pool = self._pool
-        assert pool is not None
         try:
-            return self._awaited(pool, plan)
+            return self._executor.make(self._planner, plan)
         except WorkerDiedError as error:
             raise _died(error, plan) from error
-
-    def _awaited(self, pool: Pool, plan: Plan) -> Plan:
-        """This plan, or one that overtakes it, with its outcome."""
-        plans, ring = self._planner, pool.ring
-        ring.top_up(plans)
-        if pool.has_to_look:
-            pool.look()
-        if self._overtakes:
-            ring.overtake(plans)
-            plan = plans.peek()
-        lease = ring.take()
-        if lease is not None:
-            plan.outcome = capture(from_rows, lease, plan.indices, {}, self._converter)
-            return plan
-        while not ring.scheduled:
-            pool.wait_for_slot()
-            ring.top_up(plans)
-        pool.wait(plans if self._overtakes else None)
-        plan = plans.peek()
-        plan.outcome = capture(pool.deliver, plan, None)
-        return plan
 
     # ---- state
 
@@ -311,15 +287,14 @@ class WorkersIterator(LoaderIterator):
 
     def close(self) -> None:
         """End the workers."""
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
+        if "_executor" in self.__dict__:  # else the constructor has failed
+            self._executor.close()
 
     _shutdown_workers = close  # which programs call on torch's iterator
 
     @property
     def _is_closed(self) -> bool:
-        return self._pool is None
+        return self._executor.pool is None
 
 
 class _ShardingInit:

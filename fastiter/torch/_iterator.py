@@ -33,6 +33,7 @@ from fastiter.torch._state import (
 )
 
 if TYPE_CHECKING:
+    from fastiter._engine.executor import Executor
     from fastiter.torch._loader import DataLoader
 
 
@@ -58,7 +59,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         The state to continue from.
     """
 
-    _planner: Plans  # made by the subclass
+    _planner: Plans  # made by the subclass, as the executor is
+    _executor: Executor
     _sampler_iter: Any
     _dataset: Any
 
@@ -172,7 +174,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
 
     def _fetch(self, plan: Plan) -> Plan:
         """Return this first plan, or a plan that has become the first, with its outcome."""
-        raise NotImplementedError
+        return self._executor.make(self._planner, plan)
 
     def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
         """The batch of a plan's outcome, or a `Failure`, and the progress with it; None if it has

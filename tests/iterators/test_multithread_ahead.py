@@ -145,6 +145,9 @@ def test_converter_runs_in_the_threads_and_several_at_a_time():
 # -- waiting, stopping ----------------------------------------------------------------------------
 
 
+PLACES = ("fastiter/iterators", "fastiter/_engine")
+
+
 class InterruptAt:
     """Raises KeyboardInterrupt at the n-th line that this thread runs in our modules."""
 
@@ -152,7 +155,7 @@ class InterruptAt:
         self._left = n
 
     def __call__(self, frame: Any, event: str, argument: Any) -> Any:
-        if "fastiter/iterators" not in frame.f_code.co_filename:
+        if not any(place in frame.f_code.co_filename for place in PLACES):
             return None
         if event == "line":
             self._left -= 1

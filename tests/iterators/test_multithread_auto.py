@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from inside import lookahead_of, tuner_of
 
 import fastiter
 from fastiter import MultithreadIterator
@@ -33,7 +34,7 @@ def values(batch):
 
 def by_hand(iterator):
     """The test itself changes the depth from here on."""
-    iterator._tuner._due = 1 << 62
+    tuner_of(iterator)._due = 1 << 62
 
 
 def test_batches_are_those_of_a_fixed_depth():
@@ -48,7 +49,7 @@ def test_batches_are_those_of_a_fixed_depth():
         by_hand(iterator)
         found = []
         for depth in (2, 9, 1, 16, 4, 2):
-            iterator._lookahead.n_batches = depth
+            lookahead_of(iterator).n_batches = depth
             assert iterator.n_prefetch == iterator.stats().n_prefetch == depth
             found += [values(next(iterator)) for _ in range(8)]
         state = iterator.state_dict()
@@ -73,7 +74,7 @@ def test_what_a_batch_takes_is_measured(converter):
     dataset = [np.zeros(1 << 17, np.uint8) for _ in range(8)]
     with MultithreadIterator(dataset, 8, n_prefetch="auto", converter=converter) as iterator:
         next(iterator)
-        assert iterator._lookahead.bytes_each("n_prefetch") == 1 << 20
+        assert lookahead_of(iterator).bytes_each("n_prefetch") == 1 << 20
 
 
 def test_memory_is_a_limit(monkeypatch):
@@ -100,7 +101,7 @@ def test_what_a_batch_takes_is_added_up():
 def test_copies_begin_anew():
     with MultithreadIterator(Bursts(), 4, n_prefetch="auto") as iterator:
         next(iterator)
-        iterator._lookahead.n_batches = 7
+        lookahead_of(iterator).n_batches = 7
         for other in (copy.copy(iterator), pickle.loads(pickle.dumps(iterator))):
             assert other.n_prefetch == 2 and other.stats().changes == ()
 

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from inside import group_of, pids_of, pool_of
+from inside import group_of, pids_of, pool_of, tuner_of
 
 import fastiter
 import fastiter.random
@@ -48,7 +48,7 @@ def until(iterator, condition):
 
 def by_hand(iterator):
     """The test itself changes the settings from here on."""
-    iterator._tuner._due = 1 << 62
+    tuner_of(iterator)._due = 1 << 62
 
 
 def options(seed=3):

@@ -23,7 +23,7 @@ def ready_pids_of(iterator: Any) -> list[int]:
 
 def have_begun(iterator: Any) -> bool:
     """Whether all workers have loaded the dataset. False where none has been started."""
-    return bool(iterator._pool) and iterator._pool.is_steady()
+    return bool(iterator._executor.pool) and iterator._executor.pool.is_steady()
 
 
 def start_method_of(iterator: Any) -> str:
@@ -35,7 +35,7 @@ def start_method_of(iterator: Any) -> str:
 def n_restarts(iterator: Any) -> int:
     """Workers that took the place of one that had died. `stats().deaths` counts forks that hung
     in their start, too."""
-    number: int = iterator._pool.restarts
+    number: int = iterator._executor.pool.restarts
     return number
 
 
@@ -47,17 +47,17 @@ def slots_of(iterator: Any) -> dict[str, int]:
 
 def ring_of(iterator: Any) -> Any:
     """The parent's half of the ring: its memory, its schema, the batches that are scheduled."""
-    return iterator._pool.ring
+    return iterator._executor.pool.ring
 
 
 def group_of(iterator: Any) -> Any:
     """The group of worker processes, for tests that put something in the place of a part of it."""
-    return iterator._pool._group
+    return iterator._executor.pool._group
 
 
 def pool_of(iterator: Any) -> Any:
     """The pool, which adjusts settings and watches over the time. None before the start."""
-    return iterator._pool
+    return iterator._executor.pool
 
 
 def planner_of(iterator: Any) -> Any:
@@ -67,4 +67,14 @@ def planner_of(iterator: Any) -> Any:
 
 def abandoned_thread_of(iterator: Any) -> Any:
     """The first thread of a `MultithreadIterator` that was left behind."""
-    return iterator._threads._abandoned[0]
+    return iterator._executor._threads._abandoned[0]
+
+
+def lookahead_of(iterator: Any) -> Any:
+    """Number of batches that a `MultithreadIterator` fetches ahead, and what a batch takes."""
+    return iterator._executor.lookahead
+
+
+def tuner_of(iterator: Any) -> Any:
+    """What adjusts the settings that are 'auto'."""
+    return iterator._tuner

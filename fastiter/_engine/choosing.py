@@ -1,0 +1,72 @@
+"""Batches that are made by workers or by the caller, whichever is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fastiter._engine.executor import Around
+from fastiter._stats.gathering import GatherTrial
+
+if TYPE_CHECKING:
+    from fastiter._engine.caller import CallerExecutor
+    from fastiter._engine.processes import ProcessExecutor
+    from fastiter._order.plan import Plan, PlanQueue
+    from fastiter._stats.stats import LoaderStats
+    from fastiter._stats.timer import Timer
+
+
+class Choosing(Around):
+    """An `Executor` that compares two others: worker processes, and the caller.
+
+    The processes make the first batch, so they are started, and an error of their start is raised.
+    ``is_of_use()``, asked after it, tells whether the caller may be the faster one.
+    """
+
+    def __init__(
+        self,
+        processes: ProcessExecutor,
+        caller: CallerExecutor,
+        timer: Timer,
+        is_of_use: Callable[[], bool],
+    ) -> None:
+        super().__init__(processes)
+        self._caller = caller
+        self._timer = timer
+        self._is_of_use = is_of_use
+        self._trial: GatherTrial | None = None
+
+    def make(self, plans: PlanQueue, plan: Plan) -> Plan:
+        processes: ProcessExecutor = self.inner
+        trial = self._trial
+        if trial is None:
+            plan = processes.make(plans, plan)
+            if self._is_of_use():
+                self._trial = GatherTrial()
+            else:
+                self.make = processes.make  # type: ignore[method-assign]  # costs nothing more
+            return plan
+        trial.n_left -= 1
+        if trial.n_left < 0:
+            trial.look(self._timer, processes.n_prefetch)
+        if not trial.in_caller:
+            return processes.make(plans, plan)
+        if plan.work is not None:  # of the workers, which begin nothing more
+            return processes.make(plans, plan, begins=False)
+        processes.check_own()
+        trial.n_batches += 1
+        self._timer.block()
+        plan = self._caller.make(plans, plan)
+        self._timer.unblock()
+        return plan
+
+    def drop(self, works: list[Any]) -> None:
+        self._caller.seed = self.seed
+        self.inner.drop(works)
+
+    def stats(self, seconds: float) -> LoaderStats:
+        found: LoaderStats = self.inner.stats(seconds)
+        trial = self._trial
+        if trial is None:
+            return found
+        return found._replace(changes=tuple(trial.changes), gathered_here=trial.n_batches)

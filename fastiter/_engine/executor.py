@@ -1,0 +1,118 @@
+"""What makes the batches of plans: the protocol of executors, and what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fastiter._order.example_context import ExampleContext, keep_generators
+from fastiter._util.failures import capture
+
+if TYPE_CHECKING:
+    from fastiter._order.example_context import Seed
+    from fastiter._order.plan import Plan, PlanQueue
+    from fastiter._ring.arena import Arena
+    from fastiter._stats.stats import LoaderStats
+    from fastiter._stats.trace import WorkerTraces
+
+
+class Executor(Protocol):
+    """Makes the batches of plans: in the calling thread, in threads, in processes, on a cluster.
+
+    All methods are called in the caller's thread under the lock of the loop, but those that say
+    otherwise. An executor has no reference to the iterator that it belongs to, so that this one
+    ends with its last reference.
+
+    Attributes
+    ----------
+    seed : (int, int)
+        Of the random numbers of examples. Set when a state is loaded, before `drop`.
+    n_workers, n_prefetch : int
+        Present number of workers, and of batches made ahead; 0 where the caller makes them.
+    arena : Arena or None
+        Shared memory in which the batches lie.
+    """
+
+    seed: Seed
+
+    @property
+    def n_workers(self) -> int: ...
+    @property
+    def n_prefetch(self) -> int: ...
+    @property
+    def arena(self) -> Arena | None: ...
+
+    def start(self, plans: PlanQueue) -> None:
+        """Have workers begin as many batches as are wanted ahead. Returns without waiting."""
+
+    def make(self, plans: PlanQueue, plan: Plan) -> Plan:
+        """Wait for the batch of ``plan``, the first one of ``plans``; return this plan, or one that
+        has become the first, since its batch was complete before. Its outcome is the batch or the
+        `Failure` of the batch.
+
+        What it raises (KeyboardInterrupt, a TimeoutWarning, an error of the workers' start) belongs
+        to the call: the next one makes the same batch.
+        """
+
+    def ready(self, plans: PlanQueue) -> Plan | None:
+        """Give the next plan after those that were made its outcome, without waiting, and return
+        it; None if its batch is not complete, or if a policy has to decide about a row of it."""
+
+    def drop(self, works: list[Any]) -> None:
+        """End the work for plans that are gone. Waits for nothing."""
+
+    def interrupt(self) -> None:
+        """Have `make` in another thread raise. Takes no lock."""
+
+    def after_fork(self, lock: Any) -> None:
+        """In a forked child, which has no workers: ``lock`` is the loop's now."""
+
+    def close(self) -> None:
+        """End all workers, in bounded time. What `stats` and `traces` tell stays. Takes the lock
+        by itself, if it needs it."""
+
+    def join(self) -> None:
+        """Wait for what has no end yet after `close`, in bounded time."""
+
+    def adjust(self, name: str, count: int) -> None:
+        """Change a setting."""
+
+    def is_steady(self) -> bool:
+        """Whether all workers that are wanted have begun to work."""
+
+    def bytes_each(self, name: str) -> int:
+        """About how much memory one more of a setting takes."""
+
+    def stats(self, seconds: float) -> LoaderStats:
+        """Counters of the workers for so many seconds. Any thread may ask, without the lock."""
+
+    def trace(self, on: bool) -> None:
+        """Begin or end a record of what workers do."""
+
+    def traces(self) -> WorkerTraces:
+        """The records."""
+
+
+class Around:
+    """Base of an executor that has another one make batches, and adds something to them."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    @property
+    def seed(self) -> Seed:
+        return self.inner.seed  # type: ignore[no-any-return]
+
+    @seed.setter
+    def seed(self, seed: Seed) -> None:
+        self.inner.seed = seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def capture_in(seed: Seed, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function that seeds the global generators for the batch of a plan; return what it
+    returns, or its `Failure`. The caller's generators stay as they are."""
+    context = ExampleContext(seed, plan, None)
+    return capture(keep_generators, context.run, function, *arguments)

@@ -1,0 +1,243 @@
+"""Batches that worker processes make in shared memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fastiter._engine.executor import capture_in
+from fastiter._stats.stats import LoaderStats
+from fastiter._util import shutdown
+from fastiter._util.failures import Failure, FailurePolicy, capture
+from fastiter._workers.delivery import from_rows
+
+if TYPE_CHECKING:
+    from fastiter._order.example_context import Seed
+    from fastiter._order.plan import Plan, PlanQueue
+    from fastiter._ring.arena import Arena
+    from fastiter._ring.parent import Lease
+    from fastiter._stats.timer import Timer
+    from fastiter._stats.trace import WorkerTraces
+    from fastiter._workers.pool import Pool
+
+
+class ProcessExecutor:
+    """An `Executor` whose workers are processes: those of a `Pool`, which starts with the first
+    batch, or with `start`.
+
+    Parameters
+    ----------
+    new_pool : callable or None
+        ``new_pool()(n_rows, n_workers, n_prefetch)`` returns a pool with room for batches of
+        ``n_rows``, and may start its workers; else `start` does. None: ``pool`` is set.
+    lock : RLock
+        Of the loop.
+    timer : Timer
+    policy : FailurePolicy or None
+    is_seeded : bool
+        Whether what is converted in the caller has seeds of its own.
+    seed : (int, int)
+    n_workers, n_prefetch : int
+        Of the first pool.
+    finish : callable, optional
+        Called with each batch in the caller; returns what is delivered.
+    """
+
+    def __init__(
+        self,
+        new_pool: Callable[[], Callable[[int, int, int], Pool] | None] | None,
+        lock: Any,
+        timer: Timer,
+        *,
+        policy: FailurePolicy | None = None,
+        is_seeded: bool = False,
+        seed: Seed = (0, 0),
+        n_workers: int = 0,
+        n_prefetch: int = 0,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.pool: Pool | None = None
+        self._new_pool = new_pool
+        self._lock = lock
+        self._timer = timer
+        self._policy = policy
+        self._is_seeded = is_seeded
+        self.seed = seed
+        self._finish = finish
+        #: of a pool that is gone, or before there is one
+        self._last = LoaderStats("processes", n_workers, n_prefetch)
+        self._traces: WorkerTraces = {}
+
+    @property
+    def n_workers(self) -> int:
+        pool = self.pool
+        return self._last.n_workers if pool is None else pool.n_workers
+
+    @property
+    def n_prefetch(self) -> int:
+        pool = self.pool
+        return self._last.n_prefetch if pool is None else pool.ring.n_prefetch
+
+    @property
+    def arena(self) -> Arena | None:
+        return None if self.pool is None else self.pool.ring.arena
+
+    def running(self, plans: PlanQueue, n_rows: int = 0) -> Pool:
+        """The pool, with room for batches of ``n_rows``."""
+        pool = self.pool
+        if pool is not None:
+            if pool.pid != os.getpid():
+                self.check_own()
+            if n_rows > pool.rows:
+                pool.close()
+            if not pool.closed:
+                if pool.has_to_look and pool.is_open:
+                    pool.look()
+                return pool
+        shutdown.block_if_exiting(self._lock)
+        # Not started yet, or the last start failed and said why.
+        plans.rewind()
+        new_pool = self._new_pool and self._new_pool()
+        assert new_pool is not None
+        pool = self.pool = new_pool(n_rows, self.n_workers, self.n_prefetch)
+        pool.ring.seed = self.seed
+        self._timer.open(pool.note_start)
+        if self._timer.trace is not None:
+            pool.ring.start_trace()
+        return pool
+
+    def check_own(self) -> None:
+        """RuntimeError if the workers are those of another process, of which this is a fork."""
+        if self.pool is not None and not self.pool.is_own:
+            raise RuntimeError(
+                f"this iterator belongs to process {self.pool.pid}; in a child, iterate over a "
+                "copy (copy.copy(iterator))"
+            )
+
+    def start(self, plans: PlanQueue) -> None:
+        pool = self.running(plans)
+        pool.ring.top_up(plans)
+        if not pool.is_open:  # last, so that its workers find work when they begin
+            pool.open(lifts=False)
+
+    def make(self, plans: PlanQueue, plan: Plan, begins: bool = True) -> Plan:
+        """As in `Executor`; with ``begins``, have the workers also begin the batches ahead."""
+        pool = self.running(plans, len(plan.indices))  # type: ignore[arg-type]
+        ring = pool.ring
+        if begins:
+            ring.top_up(plans)
+        overtaking = plans if plans.overtakes() else None
+        if overtaking is not None and ring.overtake(plans):
+            plan = plans.peek()
+        lease = ring.take()
+        if lease is not None:
+            plan.outcome = self._from_rows(pool, plan, lease)
+            return plan
+        self._timer.block()
+        while not ring.scheduled:
+            pool.wait_for_slot()
+            ring.top_up(plans)
+        pool.wait(overtaking)
+        self._timer.unblock()
+        if overtaking is not None:
+            plan = plans.peek()
+        plan.outcome = self._delivered(pool, plan, self._policy)
+        return plan
+
+    def ready(self, plans: PlanQueue) -> Plan | None:
+        pool = self.pool
+        if pool is None or not (pool.ring.scheduled and pool.ring.ready()):
+            return None
+        plan = pool.ring.scheduled[0]
+        lease = pool.ring.take()
+        if lease is not None:
+            plan.outcome = self._from_rows(pool, plan, lease)
+            return plan
+        if self._policy is not None:
+            return None
+        pool.wait()  # an overwritten word may have taken it back
+        plan.outcome = self._delivered(pool, plan, None)
+        return plan
+
+    def _from_rows(self, pool: Pool, plan: Plan, lease: Lease) -> Any:
+        converter = pool.job.batch_converter
+        if self._is_seeded or self._finish is not None:
+            return self._finished(plan, from_rows, lease, plan.indices, {}, converter)
+        try:
+            return from_rows(lease, plan.indices, {}, converter)  # type: ignore[arg-type]
+        except Exception as error:
+            return Failure.of(error)
+
+    def _delivered(self, pool: Pool, plan: Plan, policy: FailurePolicy | None) -> Any:
+        return self._finished(plan, pool.deliver, plan, policy)
+
+    def _finished(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Result, or `Failure`, of a function that may have to convert the batch."""
+        if self._is_seeded:
+            batch = capture_in(self.seed, plan, function, *arguments)
+        else:
+            batch = capture(function, *arguments)
+        if self._finish is None or isinstance(batch, Failure):
+            return batch
+        return capture(self._finish, batch)
+
+    # ---- settings, statistics
+
+    def adjust(self, name: str, count: int) -> None:
+        assert self.pool is not None
+        self.pool.adjust(name, count)
+
+    def is_steady(self) -> bool:
+        return self.pool is not None and self.pool.is_steady()
+
+    def bytes_each(self, name: str) -> int:
+        assert self.pool is not None
+        return self.pool.bytes_each(name)
+
+    def stats(self, seconds: float) -> LoaderStats:
+        pool = self.pool
+        return self._last if pool is None else pool.statistics(seconds)
+
+    def trace(self, on: bool) -> None:
+        pool = self.pool
+        if pool is not None and not pool.closed:  # one whose start failed is closed
+            (pool.ring.start_trace if on else pool.ring.stop_trace)()
+
+    def traces(self) -> WorkerTraces:
+        pool = self.pool
+        if pool is None:
+            return self._traces
+        return {f"worker {n}": pool.ring.trace_events(n) for n in range(pool.n_workers)}
+
+    # ---- end
+
+    def drop(self, works: list[Any]) -> None:
+        pool = self.pool
+        if pool is not None and pool.is_own:
+            pool.ring.reset()
+            pool.ring.seed = self.seed
+
+    def interrupt(self) -> None:
+        if self.pool is not None and self.pool.is_own:
+            self.pool.interrupt()
+
+    def after_fork(self, lock: Any) -> None:
+        self._lock = lock  # the pool stays, whose workers are the parent's
+
+    def close(self) -> None:
+        pool = self.pool
+        if pool is None or not pool.is_own:
+            return
+        with self._lock:
+            pool.close()
+            self._timer.opened = None
+            if self.pool is pool:
+                # The memory goes with the pool, unless a batch is alive.
+                _, inside, _, between, _ = self._timer.read()
+                self._traces = {} if self._timer.trace is None else self.traces()
+                self._last = pool.statistics(inside + between)
+                self.pool = None
+
+    def join(self) -> None:
+        """All have ended."""

@@ -1,0 +1,47 @@
+"""Batches of a stream, merged in the calling thread of parts that workers read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastiter._engine.executor import Around, capture_in
+from fastiter._util.failures import capture
+
+if TYPE_CHECKING:
+    from fastiter._order.plan import Plan, PlanQueue
+
+
+class StreamExecutor(Around):
+    """An `Executor` that merges examples of shards, and converts them.
+
+    Parameters
+    ----------
+    inner : Executor
+        Has the parts of shards read, whose plans are ``parts``; a `CallerExecutor` reads none.
+    parts : PlanQueue or None
+    source : object
+        Its ``batch_of(examples)`` makes the batch.
+    is_seeded : bool
+        Whether the global generators are seeded for examples and converter.
+    """
+
+    def __init__(self, inner: Any, parts: PlanQueue | None, source: Any, is_seeded: bool) -> None:
+        super().__init__(inner)
+        self._parts = parts
+        self._source = source
+        self._is_seeded = is_seeded
+
+    def start(self, plans: PlanQueue) -> None:
+        if self._parts is not None:
+            self.inner.start(self._parts)
+
+    def make(self, plans: Any, plan: Plan) -> Plan:
+        examples = plans.examples_of(plan)
+        if self._is_seeded:
+            plan.outcome = capture_in(self.seed, plan, self._source.batch_of, examples)
+        else:
+            plan.outcome = capture(self._source.batch_of, examples)
+        return plan
+
+    def drop(self, works: list[Any]) -> None:
+        """The planner drops the parts."""
