@@ -41,6 +41,18 @@ typedef struct fi_parent {
     bool stopping;
 } fi_parent;
 
+/* For the files of this half alone: what the workers were told, and a slot that may be scheduled again. */
+static inline int64_t *fi_own_indices(const fi_parent *parent, uint32_t slot)
+{
+    return parent->indices + (size_t)slot * parent->ring->geometry.rows;
+}
+
+static inline void fi_make_free(fi_parent *parent, uint32_t slot)
+{
+    parent->slot[slot].phase = FI_FREE;
+    parent->free_stack[parent->free_count++] = slot;
+}
+
 /* `spares` of the geometry's slots stay aside. Allocates; ENOMEM. */
 int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes);
 void fi_parent_clear(fi_parent *parent);
