@@ -18,7 +18,7 @@ from fastiter._clib import status
 from fastiter._stats import bottleneck, timer
 
 if TYPE_CHECKING:
-    from fastiter._stats.stats import IteratorStats
+    from fastiter._stats.iterator_stats import IteratorStats
 
 FIRST_PREFETCH = 2
 MOST_PREFETCH = 16

@@ -22,7 +22,8 @@ from fastiter._fetch.dataset_access import keeps_rows, row_groups_of
 from fastiter._fetch.seeded import Seeding
 from fastiter._order.example_context import ExampleContext, keep_generators
 from fastiter._order.plan import TAILS
-from fastiter._stats.stats import IteratorStats, LoaderStats
+from fastiter._stats.iterator_stats import IteratorStats
+from fastiter._stats.stats import LoaderStats
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus

@@ -58,7 +58,6 @@ CEILINGS = {
 }
 CIRCLES = [
     ("_fetch.epoch_rows", "_fetch.token_rows"),
-    ("_stats.bottleneck", "_stats.stats"),
     ("_threads.limit", "_threads.pool", "_threads.tasks"),
     (
         *("dataset.tabular._base", "dataset.tabular._concat", "dataset.tabular._join"),
