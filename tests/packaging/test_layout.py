@@ -59,10 +59,6 @@ CEILINGS = {
 CIRCLES = [
     ("_fetch.epoch_rows", "_fetch.token_rows"),
     ("_threads.limit", "_threads.pool", "_threads.tasks"),
-    (
-        *("dataset.tabular._base", "dataset.tabular._concat", "dataset.tabular._join"),
-        *("dataset.tabular._slice", "dataset.tabular._transform", "dataset.tabular._views"),
-    ),
     ("iterators._skips", "iterators._snapshot", "iterators._state"),
     ("ray._helper", "ray._job", "ray._remote"),
     ("torch._in_process", "torch._in_workers", "torch._iterator", "torch._loader"),
