@@ -343,7 +343,7 @@ class MultiprocessIterator(PrefetchingIterator):
         if trial is not None:
             trial.n_left -= 1
             if trial.n_left < 0:
-                trial.look(self._timer, self.n_prefetch)
+                trial.end_round(self._timer, self.n_prefetch)
             if trial.in_caller and plan.work is None:  # the workers have begun nothing more
                 trial.n_batches += 1
                 self._timer.block()
@@ -356,7 +356,7 @@ class MultiprocessIterator(PrefetchingIterator):
         assert indices is not None
         pool = self._running_pool(len(indices))
         if self._tuner is not None:
-            self._tuner.look(pool, self.stats)
+            self._tuner.tune(pool, self.stats)
         if transfer is not None:
             transfer.use_arena(pool.ring.arena)
             return self._fetch_to_gpu(pool, plan)

@@ -251,7 +251,7 @@ class MultithreadIterator(PrefetchingIterator):
             return super()._fetch(plan)
         threads = self._running_threads()
         if self._tuner is not None:
-            self._tuner.look(self._lookahead, self.stats)
+            self._tuner.tune(self._lookahead, self.stats)
         if self._source.is_on_gpu and self._assembler is not None:
             return self._fetch_to_gpu(threads, plan)
         self._top_up(threads)

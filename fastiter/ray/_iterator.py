@@ -30,7 +30,7 @@ class ClusterPool(Pool):
     """A pool whose worker 0 is the helper."""
 
     job: ClusterJob
-    _n_told = 0  # of the helper's warnings
+    _n_warned = 0  # the number of the helper's last warning
     _adjusted = 0.0
 
     def statistics(self, seconds: float) -> LoaderStats:
@@ -59,8 +59,8 @@ class ClusterPool(Pool):
         super()._start_missing()
         self.is_starting = self.has_to_look = True
         for number, text in self.job.facts.get().get("warnings", ()):
-            if number > self._n_told:
-                self._n_told = number
+            if number > self._n_warned:
+                self._n_warned = number
                 warn_caller(TimeoutWarning(text))
 
     def _recover(self, worker: WorkerProcess) -> None:
