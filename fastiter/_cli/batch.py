@@ -63,19 +63,6 @@ def _made(name: str) -> Any:
     return iterator
 
 
-class _Length:
-    """A dataset that has a length only."""
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitem__(self, i: int) -> int:
-        return i
-
-
 def _of_state(state: Any) -> Any:
     """An iterator of the arguments that the state tells, or a list of all ranks' states."""
     state = state[0] if isinstance(state, list) and state else state
@@ -98,7 +85,7 @@ def _of_state(state: Any) -> Any:
         words: Any = cuts.get("seed", state["example_seed"])
         sampler.seed = (words[0] % 2**64, words[1] % 2**64)
     return fastiter.SerialIterator(
-        _Length(n_examples),
+        range(n_examples),  # only its length counts
         cuts["batch_size"],
         rank=0,
         num_ranks=cuts.get("num_ranks", 1),
