@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from typing import Any
 
 import fastiter
+from fastiter._cli.profile.loading import UsageError, load
 from fastiter.iterators.samplers.epoch_sampler import EpochSampler, SamplerRecord
 
-_WRONG = (AttributeError, ImportError, LookupError, OSError, TypeError, ValueError)
+_WRONG = (LookupError, OSError, TypeError, UsageError, ValueError)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _made(name: str) -> Any:
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise ValueError(f"--iterator must be MODULE:FUNCTION, not {name!r}")
-    sys.path.insert(0, "")
-    make = getattr(importlib.import_module(module), function)
+    make = load(name, "--iterator MODULE:FUNCTION")
     if not callable(make):
         raise TypeError(f"{name} is no function, but {make!r:.80}")
     try:
