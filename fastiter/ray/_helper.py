@@ -28,11 +28,19 @@ from fastiter._util.failures import dump_start_error, load_start_error, reraise
 from fastiter._workers import row_writer
 from fastiter._workers.crash_counts import CrashCounts, Exit
 from fastiter._workers.delivery import crash_error
-from fastiter._workers.main import WorkerArguments
+from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter._workers.process import Overrun
 from fastiter._workers.timeouts import step_text
-from fastiter.ray._job import ClusterError, ClusterJob
-from fastiter.ray._remote import MOST_PARTS, NO_BEAT, Asked, Beat, NodeWorker, versions
+from fastiter.ray._remote import (
+    MOST_PARTS,
+    NO_BEAT,
+    Asked,
+    Beat,
+    NodeWorker,
+    adopt_main,
+    versions,
+)
+from fastiter.ray._shared import Cell, ClusterError
 
 _CONNECT_SECONDS = 12
 _SILENCE_SECONDS = 8  # of the head, or this machine's raylet
@@ -43,6 +51,37 @@ _MOST_CALLS = 2  # that a worker has at a time
 _POLL_SECONDS = 0.004  # between two polls for new rows while others are fetched
 _IDLE_NS = 50_000_000
 _LATE_MEANS, _LATE_SECONDS = 3, 0.005  # as in `fi_ring_worker.c`
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class ClusterJob(BatchJob):
+    """Worker 0 is the helper, which has rows fetched on the cluster; the others fetch here. The
+    dataset is an image that the program has made: (dataset, worker_init)."""
+
+    address: str
+    n_local: int
+    n_workers: Cell  # an int
+    facts: Cell  # that the helper tells: `nodes` by name, and `warnings`
+    resources: dict[str, float]
+    silence: float
+    dataset_timeout: float | None
+    n_retries: int
+    hedge: float
+    place_timeout: float | None  # seconds without a place for each worker that are warned of
+
+    helper = 0
+    loading = "loading the dataset here or on the cluster"
+
+    def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
+        if arguments.number == self.helper:
+            helper = Helper(self, end, arguments)
+            helper.connect()
+            return helper.work
+        self.dataset, self.worker_init = self.dataset.value
+        adopt_main()
+        workers = self.n_local + self.n_workers.get()
+        arguments = arguments._replace(number=arguments.number - 1, workers=workers)
+        return super().prepare(end, arguments, seed)
 
 
 @dataclasses.dataclass(eq=False)

@@ -19,7 +19,8 @@ from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import checked_auto
 from fastiter.iterators._stream_parts import PartStore
 from fastiter.iterators.multiprocess import MultiprocessIterator
-from fastiter.ray._job import Cell, ClusterError, ClusterJob, image_of
+from fastiter.ray._helper import ClusterJob
+from fastiter.ray._shared import Cell, ClusterError, image_of
 
 _MOST_WORKERS = 4096
 _FIRST_WORKERS = 2  # of 'auto'

@@ -60,7 +60,6 @@ CIRCLES = [
     ("_fetch.epoch_rows", "_fetch.token_rows"),
     ("_threads.limit", "_threads.pool", "_threads.tasks"),
     ("iterators._skips", "iterators._snapshot", "iterators._state"),
-    ("ray._helper", "ray._job", "ray._remote"),
     ("torch._in_process", "torch._in_workers", "torch._iterator", "torch._loader"),
 ]
 
