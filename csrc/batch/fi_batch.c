@@ -33,7 +33,7 @@ typedef unsigned char fill_block __attribute__((vector_size(BLOCK)));
 /* From this size on memset is called instead: a bound chosen, not measured. */
 enum { MEMSET_BYTES = 1024 };
 
-/* What stays the same for all rows of one call. */
+/* Facts that are the same for all rows of one call. */
 typedef struct {
     const unsigned char *fill;
     size_t itemsize;

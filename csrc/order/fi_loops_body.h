@@ -10,8 +10,8 @@
  *   fi_swap16_*      16 steps of Fisher and Yates's shuffle, from cell `last` downwards: cell i
  *                    moves to the place drawn for it, and what was there goes out
  *
- * Which random bits each draw takes is part of what an order is: it must be the same in every
- * instruction set.
+ * The random bits that each draw takes are part of the definition of an order: they must be the
+ * same in every instruction set.
  */
 #include <string.h>
 

@@ -74,7 +74,7 @@ void fi_alias_build(fi_alias *table, const double *weights, uint32_t n, double *
             stack[small++] = more;
         }
     }
-    /* What is left has a share of 1, up to rounding. */
+    /* The items that are left have a share of 1, up to rounding. */
     while (large < n) {
         table[stack[large]] = (fi_alias){UINT64_MAX, stack[large]};
         large++;
@@ -214,7 +214,7 @@ arrivals_of(const uint64_t *words, const double *weights, uint32_t count, double
     return arrived;
 }
 
-/* Everybody's arrival, in loops that compilers make vectors of. */
+/* Arrivals of all items, in loops that compilers make vectors of. */
 static inline __attribute__((always_inline)) void
 all_arrivals_of(const uint64_t *words, const double *weights, uint32_t count, uint32_t first,
                 double *times, uint32_t *items)
@@ -358,8 +358,8 @@ void fi_race_rank(const fi_arrivals *arrivals, uint32_t k, uint64_t *keys, int64
     for (uint32_t i = 0; i < n; i++)
         keys[i] = (bits_of(times[i]) - low) >> shift << 32 | i;
     sort_keys(keys, keys + n, n);
-    /* What those 32 bits left equal, which is little, by insertion: keys that are equal up there are in the
-     * order of items, in which equal times stay. */
+    /* Keys that those 32 bits left equal, which are few, by insertion: they are in the order of items,
+     * in which equal times stay. */
     for (uint32_t i = 1; i < n; i++) {
         const uint64_t key = keys[i];
         uint32_t place = i;
@@ -370,7 +370,7 @@ void fi_race_rank(const fi_arrivals *arrivals, uint32_t k, uint64_t *keys, int64
         }
         keys[place] = key;
     }
-    if (n > 0 && arrivals->items[n - 1] == n - 1) { /* everybody: no places to look up */
+    if (n > 0 && arrivals->items[n - 1] == n - 1) { /* all items: no places to look up */
         for (uint32_t i = 0; i < k; i++)
             out[i] = (uint32_t)keys[i];
         return;

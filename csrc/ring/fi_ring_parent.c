@@ -391,8 +391,8 @@ static bool has_origin(const fi_slot *s, const fi_origin *own)
            fi_load_relaxed(&s->epoch_size) == own->epoch_size;
 }
 
-/* What a worker was told wrongly, it has done wrongly: another example, or columns elsewhere, or
- * random numbers of another. */
+/* A worker that read a corrupt word here fetched another example, wrote columns elsewhere, or drew
+ * the random numbers of another example. */
 static int check_task(const fi_parent *parent, uint32_t slot, uint32_t *row, uint64_t *word)
 {
     const fi_slot_record *record = parent->slot + slot;
@@ -453,7 +453,7 @@ void fi_parent_take(fi_parent *parent, uint32_t slot, bool copied)
 
 /* ---- reset ----------------------------------------------------------------------------------- */
 
-/* Who only fetches a row has written nothing, and never will: its swap to OWNED fails. */
+/* A worker that only fetches a row has written nothing, and never will: its swap to OWNED fails. */
 static void cancel_unowned(_Atomic uint64_t *place, uint64_t q)
 {
     uint64_t word = fi_load_relaxed(place);

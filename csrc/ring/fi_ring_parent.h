@@ -126,7 +126,7 @@ uint32_t fi_parent_usable(const fi_parent *parent);
 /* X1 to X4: forgets all that is scheduled. Waits for nothing. */
 void fi_parent_reset(fi_parent *parent);
 
-/* What a dead worker owned. */
+/* A row, or a finish, that a dead worker owned. */
 typedef struct fi_loss {
     uint32_t slot;
     uint32_t row; /* FI_LOSS_FINISH: it was finishing the slot */

@@ -1,4 +1,4 @@
-"""What is counted of an iterator and of its workers."""
+"""Counters of an iterator and of its workers."""
 
 from __future__ import annotations
 

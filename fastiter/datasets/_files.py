@@ -18,7 +18,7 @@ from fastiter.datasets._packed import pack
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
-# What a directory says of a file: attributes of `zipfile.ZipInfo`.
+# Facts that a directory has about a file: attributes of `zipfile.ZipInfo`.
 _FIELDS = ("header_offset", "compress_size", "file_size", "compress_type", "flag_bits", "CRC")
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a cluster share: errors, messages in shared memory, and the dataset."""
+"""Errors, messages in shared memory and the dataset, which all processes of a cluster share."""
 
 from __future__ import annotations
 

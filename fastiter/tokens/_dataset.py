@@ -410,7 +410,7 @@ class TokenDataset(DatasetMixin):
                 for name, column in self._columns.items()
                 if getattr(column, "levels", 0)
             }
-        # What the gathering in C does not know: batches are joined of examples.
+        # The gathering in C pads on the right only: other batches are joined of examples.
         by_example = bool(fills) and self._format["left"]
         if by_example:
             fills = {name: OnLeft(fill) for name, fill in fills.items()}

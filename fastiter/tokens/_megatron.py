@@ -108,7 +108,7 @@ class MegatronDataset(DatasetMixin):
         self._fields = checked_names("fields", fields, _FIELDS)
         if not self._fields:
             raise ValueError("fields must name at least one field")
-        # What is not the same as in the stream is made of the tokens, row by row.
+        # Fields that differ from those of the stream are made of the tokens, row by row.
         self._is_plain = not any(self._flags) and self._pad < 0
         self._is_plain &= "attention_mask" not in self._fields
         self._signs: dict[str, Any] | None = None  # of the files
