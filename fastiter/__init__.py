@@ -19,8 +19,9 @@ except ModuleNotFoundError as error:
         "pip install . (or, to use the tree in place: python setup.py build_ext --inplace)"
     ) from None
 
+from fastiter._stats.iterator_stats import IteratorStats
 from fastiter._stats.progress import progress
-from fastiter._stats.stats import IteratorStats, WorkerStats
+from fastiter._stats.stats import WorkerStats
 from fastiter._util.worker_info import WorkerInfo, get_worker_info
 from fastiter.dataset import (
     ConcatWithAsyncTransfer,

@@ -1,4 +1,4 @@
-/* What every file of the C library uses: status codes, sizes, atomic loads and stores, fences.
+/* Definitions for all files of the C library: status codes, sizes, atomic loads, stores, fences.
  *
  * The library is plain C11. It knows neither Python nor NumPy, takes no locks and logs nothing.
  * A function that can fail returns an int status; its results are its last parameters.

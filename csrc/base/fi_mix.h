@@ -9,7 +9,7 @@ typedef struct {
     uint64_t words[2];
 } fi_seed;
 
-/* What a key is for; the shuffle's own units of work have the numbers below. */
+/* Purposes of keys; the shuffle's own units of work have the numbers below. */
 enum { FI_PURPOSE_VIRTUAL = 16, FI_PURPOSE_REPLACED, FI_PURPOSE_RACE, FI_PURPOSE_EXAMPLE };
 
 #define FI_GOLDEN 0x9e3779b97f4a7c15u

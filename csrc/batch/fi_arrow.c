@@ -35,9 +35,8 @@ static int lists_chunk(fi_chunk *chunk, const fi_column *column, const fi_arrow_
 {
     for (int level = 0; level < column->levels; level++) {
         const bool wide = column->wide[level];
-        if (array->n_buffers < 2 || array->buffers[1] == NULL) {
+        if (array->n_buffers < 2 || array->buffers[1] == NULL)
             return FI_E_RANGE;
-        }
         chunk->offsets[level] =
             (const char *)array->buffers[1] + array->offset * (wide ? 8 : 4);
         if (array->n_children == 0 && array->n_buffers == 3) { /* a text */
@@ -45,18 +44,16 @@ static int lists_chunk(fi_chunk *chunk, const fi_column *column, const fi_arrow_
             chunk->counts[level] = offset_at(chunk->offsets[level], wide, array->length);
             return level + 1 == column->levels ? FI_OK : FI_E_RANGE;
         }
-        if (array->n_children != 1) {
+        if (array->n_children != 1)
             return FI_E_RANGE;
-        }
         array = array->children[0];
         chunk->counts[level] = array->length;
         if (array->length == 0) { /* no offset leads there */
             return FI_OK;
         }
     }
-    if (array->n_buffers != 2) {
+    if (array->n_buffers != 2)
         return FI_E_RANGE;
-    }
     chunk->values = (const char *)array->buffers[1] + array->offset * (int64_t)column->width;
     chunk->first_bit = column->width == 0 ? array->offset : 0;
     return FI_OK;
@@ -68,33 +65,28 @@ int fi_arrow_chunk(fi_chunk *chunk, const fi_column *column, const fi_arrow_arra
     int64_t offset = array->offset, row = (int64_t)column->width;
 
     *chunk = (fi_chunk){.start = array->offset};
-    if (array->n_buffers < 1 || array->offset < 0 || array->length < 1) {
+    if (array->n_buffers < 1 || array->offset < 0 || array->length < 1)
         return FI_E_RANGE;
-    }
     chunk->validity = array->null_count != 0 ? array->buffers[0] : NULL;
-    if (column->layout == FI_ARROW_LISTS) {
+    if (column->layout == FI_ARROW_LISTS)
         return lists_chunk(chunk, column, array);
-    }
     for (int level = 0; level < n_inner; level++) {
-        if (array->n_children != 1) {
+        if (array->n_children != 1)
             return FI_E_RANGE;
-        }
         array = array->children[0];
         offset = offset * inner[level] + array->offset;
         row = inner[level] > 0 ? row / inner[level] : 0;
     }
-    if (array->n_buffers < 2) {
+    if (array->n_buffers < 2)
         return FI_E_RANGE;
-    }
     chunk->values = array->buffers[1];
     if (column->layout == FI_ARROW_FIXED) {
         chunk->values = (const char *)chunk->values + offset * row;
     } else if (column->layout == FI_ARROW_DAYS) {
         chunk->values = (const char *)chunk->values + offset * 4;
     } else if (column->layout == FI_ARROW_VIEWS) {
-        if (array->n_buffers < 3) {
+        if (array->n_buffers < 3)
             return FI_E_RANGE;
-        }
         chunk->values = (const char *)chunk->values + offset * 16;
         chunk->buffers = array->buffers + 2;
         chunk->n_buffers = array->n_buffers - 3;
@@ -108,9 +100,8 @@ size_t fi_arrow_guide_size(fi_column *column)
     const int64_t most = GUIDE_ENTRIES * column->n_chunks;
 
     column->guide_shift = 0;
-    while (column->n_rows >> column->guide_shift > most) {
+    while (column->n_rows >> column->guide_shift > most)
         column->guide_shift++;
-    }
     return (size_t)(column->n_rows >> column->guide_shift) + 1;
 }
 
@@ -129,9 +120,8 @@ void fi_arrow_guide(fi_column *column)
     const size_t n = (size_t)(column->n_rows >> column->guide_shift) + 1;
     int64_t chunk = 0;
 
-    for (int64_t i = 0; i <= column->n_chunks; i++) {
+    for (int64_t i = 0; i <= column->n_chunks; i++)
         fi_arrow_start(column, i);
-    }
     for (size_t i = 0; i < n; i++) {
         while (chunk + 1 < column->n_chunks &&
                column->chunks[chunk + 1].first <= (int64_t)i << column->guide_shift) {
@@ -149,30 +139,26 @@ static inline const fi_chunk_start *start_of(const fi_column *column, int64_t ro
     const fi_chunk_start *low = column->starts + column->guide[entry], *high;
 
     low += low[1].first <= row;
-    if (__builtin_expect(low[1].first > row, 1)) {
+    if (__builtin_expect(low[1].first > row, 1))
         return low;
-    }
-    if (entry < (size_t)(column->n_rows >> column->guide_shift)) {
+    if (entry < (size_t)(column->n_rows >> column->guide_shift))
         high = column->starts + column->guide[entry + 1];
-    } else {
+    else
         high = column->starts + column->n_chunks - 1;
-    }
     while (low < high) {
         const fi_chunk_start *middle = low + (high - low + 1) / 2;
-        if (middle->first <= row) {
+        if (middle->first <= row)
             low = middle;
-        } else {
+        else
             high = middle - 1;
-        }
     }
     return low;
 }
 
 static inline const fi_chunk *chunk_of(const fi_column *column, int64_t row)
 {
-    if (column->n_chunks == 1) {
+    if (column->n_chunks == 1)
         return column->chunks;
-    }
     return column->chunks + (start_of(column, row) - column->starts);
 }
 
@@ -186,11 +172,10 @@ static void gather_bits(uint8_t *out, const fi_column *column, const int64_t *ro
     for (size_t i = 0; i < n; i++) {
         const fi_chunk *chunk = chunk_of(column, rows[i]);
         const int64_t local = rows[i] - chunk->first;
-        if (column->fill != NULL && is_null(chunk, local)) {
+        if (column->fill != NULL && is_null(chunk, local))
             out[i] = *(const uint8_t *)column->fill;
-        } else {
+        else
             out[i] = bit_at(chunk->values, chunk->start + local);
-        }
     }
 }
 
@@ -213,9 +198,8 @@ bool fi_arrow_chunks_agree(const fi_column *column, const fi_column *other)
 {
     bool agree = column->n_chunks == other->n_chunks;
 
-    for (int64_t i = 0; agree && i <= column->n_chunks; i++) {
+    for (int64_t i = 0; agree && i <= column->n_chunks; i++)
         agree = column->chunks[i].first == other->chunks[i].first;
-    }
     return agree;
 }
 
@@ -234,9 +218,8 @@ bool fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, si
         gather_days(dst, column, rows, n);
         return are_known;
     }
-    if (n == 0 || width == 0) {
+    if (n == 0 || width == 0)
         return are_known;
-    }
     if (column->n_chunks == 1 && (column->fill == NULL || column->chunks->validity == NULL)) {
         fi_gather_rows(dst, width, column->chunks->values, (ptrdiff_t)width, rows, n, uncached);
         return are_known;
@@ -245,24 +228,21 @@ bool fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, si
         const size_t count = n - begin < BLOCK ? n - begin : BLOCK;
         const int64_t *block = rows + begin;
         if (are_known) {
-            for (size_t i = 0; i < count; i++) {
+            for (size_t i = 0; i < count; i++)
                 places[i] = column->starts[found[begin + i]].origin + (uint64_t)block[i] * width;
-            }
         } else {
             for (size_t i = 0; i < count; i++) {
                 const fi_chunk_start *start = start_of(column, block[i]);
                 places[i] = start->origin + (uint64_t)block[i] * width;
-                if (found != NULL) {
+                if (found != NULL)
                     found[begin + i] = (uint32_t)(start - column->starts);
-                }
             }
         }
         if (column->fill != NULL) {
             for (size_t i = 0; i < count; i++) {
                 const fi_chunk *chunk = chunk_of(column, block[i]);
-                if (is_null(chunk, block[i] - chunk->first)) {
+                if (is_null(chunk, block[i] - chunk->first))
                     places[i] = (uintptr_t)column->fill;
-                }
             }
         }
         fi_gather_far(out + begin * width, width, (const void *const *)places, count, uncached);
@@ -281,9 +261,8 @@ static inline int span_of(fi_span *span, const fi_column *column, const fi_chunk
     span->start = start;
     span->length = stop - start;
     span->data = NULL;
-    if (level + 1 == column->levels && column->width > 0) {
+    if (level + 1 == column->levels && column->width > 0)
         span->data = (const char *)chunk->values + start * (int64_t)column->width;
-    }
     return start >= 0 && start <= stop && stop <= chunk->counts[level];
 }
 
@@ -339,9 +318,8 @@ int fi_arrow_spans(fi_span *spans, const fi_column *column, const int64_t *rows,
                 *bad = i;
                 return FI_E_RANGE;
             }
-            for (int64_t byte = 0; spans[i].data != NULL && byte < 256; byte += FI_CACHE_LINE) {
+            for (int64_t byte = 0; spans[i].data != NULL && byte < 256; byte += FI_CACHE_LINE)
                 __builtin_prefetch((const char *)spans[i].data + byte);
-            }
         }
     }
     return FI_OK;
@@ -350,16 +328,14 @@ int fi_arrow_spans(fi_span *spans, const fi_column *column, const int64_t *rows,
 int fi_arrow_inner(fi_span *spans, const fi_column *column, const fi_span *outer)
 {
     for (int64_t i = 0; i < outer->length; i++) {
-        if (!span_of(&spans[i], column, outer->chunk, 1, outer->start + i)) {
+        if (!span_of(&spans[i], column, outer->chunk, 1, outer->start + i))
             return FI_E_RANGE;
-        }
     }
     return FI_OK;
 }
 
 void fi_arrow_bits(uint8_t *dst, const uint8_t *bitmap, int64_t first, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         dst[i] = bit_at(bitmap, first + i);
-    }
 }

@@ -49,7 +49,7 @@ typedef struct fi_chunk {
     int64_t n_buffers;
 } fi_chunk;
 
-/* What is looked up of a chunk for each row, close together. */
+/* The facts of a chunk that are looked up for each row, close together. */
 typedef struct fi_chunk_start {
     int64_t first;    /* as in fi_chunk */
     uint64_t origin; /* FIXED: where row 0 of the column would be, if it were in this chunk */

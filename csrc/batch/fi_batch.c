@@ -9,21 +9,17 @@
 
 int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t n)
 {
-    if (ndim < 0 || ndim > FI_MOST_NDIM || n == 0) {
+    if (ndim < 0 || ndim > FI_MOST_NDIM || n == 0)
         return FI_E_RANGE;
-    }
-    for (int d = 0; d < ndim; d++) {
+    for (int d = 0; d < ndim; d++)
         out_shape[d] = 0;
-    }
     for (size_t i = 0; i < n; i++) {
         const int64_t *shape = src_shapes + i * (size_t)ndim;
         for (int d = 0; d < ndim; d++) {
-            if (shape[d] < 0) {
+            if (shape[d] < 0)
                 return FI_E_RANGE;
-            }
-            if (shape[d] > out_shape[d]) {
+            if (shape[d] > out_shape[d])
                 out_shape[d] = shape[d];
-            }
         }
     }
     return FI_OK;
@@ -37,7 +33,7 @@ typedef unsigned char fill_block __attribute__((vector_size(BLOCK)));
 /* From this size on memset is called instead: a bound chosen, not measured. */
 enum { MEMSET_BYTES = 1024 };
 
-/* What stays the same for all rows of one call. */
+/* Facts that are the same for all rows of one call. */
 typedef struct {
     const unsigned char *fill;
     size_t itemsize;
@@ -68,9 +64,8 @@ static ALWAYS_INLINE unsigned char *fill_run(const pad_layout *layout, unsigned 
         memset(out, layout->fill[0], bytes);
     } else if (layout->in_blocks && bytes >= BLOCK) {
         const fill_block block = layout->block;
-        for (; out + BLOCK <= end; out += BLOCK) {
+        for (; out + BLOCK <= end; out += BLOCK)
             memcpy(out, &block, BLOCK);
-        }
         memcpy(end - BLOCK, &block, BLOCK);
     } else if (layout->in_blocks) {
         for (size_t part = BLOCK / 2; part > 0; part /= 2) {
@@ -80,9 +75,8 @@ static ALWAYS_INLINE unsigned char *fill_run(const pad_layout *layout, unsigned 
             }
         }
     } else {
-        for (; out < end; out += layout->itemsize) {
+        for (; out < end; out += layout->itemsize)
             memcpy(out, layout->fill, layout->itemsize);
-        }
     }
     return end;
 }
@@ -142,9 +136,8 @@ static int whole_dimension(const pad_layout *layout, const int64_t *shape)
 {
     int dim = layout->ndim - 1;
 
-    while (dim > 0 && shape[dim] == layout->shape[dim]) {
+    while (dim > 0 && shape[dim] == layout->shape[dim])
         dim--;
-    }
     return dim;
 }
 
@@ -193,22 +186,18 @@ void fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
     /* An empty row may have huge other lengths: their product would overflow, and looping over
      * them would take for ever. */
     for (int d = 0; d < ndim; d++) {
-        if (dst_shape[d] == 0) {
+        if (dst_shape[d] == 0)
             return;
-        }
     }
     layout.uniform = memcmp(fill, (const char *)fill + 1, itemsize - 1) == 0;
     layout.in_blocks = BLOCK % itemsize == 0;
-    for (size_t b = 0; layout.in_blocks && b < BLOCK; b += itemsize) {
+    for (size_t b = 0; layout.in_blocks && b < BLOCK; b += itemsize)
         memcpy((unsigned char *)&layout.block + b, fill, itemsize);
-    }
-    for (size_t b = 0; b < FI_CACHE_LINE; b += BLOCK) {
+    for (size_t b = 0; b < FI_CACHE_LINE; b += BLOCK)
         memcpy(layout.line + b, &layout.block, BLOCK);
-    }
     layout.stride[ndim - 1] = itemsize;
-    for (int d = ndim - 1; d > 0; d--) {
+    for (int d = ndim - 1; d > 0; d--)
         layout.stride[d - 1] = layout.stride[d] * (size_t)dst_shape[d];
-    }
     layout.uncached =
         layout.in_blocks && n > 0 && has_long_runs(&layout, src_shapes) &&
         fi_outruns_cache(layout.stride[0] * (size_t)dst_shape[0] * n, FI_RESULT_BATCHES);

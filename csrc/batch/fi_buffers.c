@@ -26,9 +26,8 @@ static size_t capacity_for(size_t bytes)
 {
     size_t step = FI_PAGE;
 
-    while (step * STEPS * 2 < bytes && step <= SIZE_MAX / (4 * STEPS)) {
+    while (step * STEPS * 2 < bytes && step <= SIZE_MAX / (4 * STEPS))
         step *= 2;
-    }
     return bytes > SIZE_MAX - step ? 0 : (size_t)fi_align_up(bytes, step);
 }
 
@@ -109,21 +108,17 @@ static int map_fresh(size_t bytes, void **data, size_t *capacity)
     const bool huge = rounded >= FI_HUGE_PAGE;
     const size_t alignment = huge ? FI_HUGE_PAGE : FI_PAGE;
 
-    if (rounded == 0 || rounded > SIZE_MAX - alignment) {
+    if (rounded == 0 || rounded > SIZE_MAX - alignment)
         return ENOMEM;
-    }
     const size_t total = rounded + alignment - FI_PAGE;
     char *base = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) {
+    if (base == MAP_FAILED)
         return errno;
-    }
     const size_t head = (size_t)(fi_align_up((uintptr_t)base, alignment) - (uintptr_t)base);
-    if (head != 0) {
+    if (head != 0)
         munmap(base, head);
-    }
-    if (total - head > rounded) {
+    if (total - head > rounded)
         munmap(base + head + rounded, total - head - rounded);
-    }
     *data = base + head;
     *capacity = rounded;
 #ifdef MADV_HUGEPAGE
@@ -152,9 +147,8 @@ int fi_buffers_take(fi_buffers *pool, size_t bytes, int64_t now_ns, void **data,
     removed = remove_surplus(pool, now_ns, surplus);
     leave(pool);
     unmap(surplus, removed);
-    if (found.data == NULL) {
+    if (found.data == NULL)
         return map_fresh(bytes, data, capacity);
-    }
     ASAN_UNPOISON_MEMORY_REGION(found.data, found.capacity);
     *data = found.data;
     *capacity = found.capacity;
@@ -171,9 +165,8 @@ void fi_buffers_give(fi_buffers *pool, void *data, size_t capacity, int64_t now_
 #endif
     ASAN_POISON_MEMORY_REGION(data, capacity);
     enter(pool);
-    if (pool->count == FI_BUFFERS_MOST) {
+    if (pool->count == FI_BUFFERS_MOST)
         surplus[removed++] = remove_entry(pool, 0);
-    }
     pool->idle[pool->count++] = (fi_idle_buffer){data, capacity, now_ns};
     pool->idle_bytes += capacity;
     removed += remove_surplus(pool, now_ns, surplus + removed);

@@ -99,9 +99,8 @@ void fi_fill_uncached(void *dst, const void *line, size_t bytes)
 {
     char *out = dst;
 
-    for (; bytes >= FI_CACHE_LINE; bytes -= FI_CACHE_LINE, out += FI_CACHE_LINE) {
+    for (; bytes >= FI_CACHE_LINE; bytes -= FI_CACHE_LINE, out += FI_CACHE_LINE)
         memcpy(out, line, FI_CACHE_LINE);
-    }
     memcpy(out, line, bytes);
 }
 

@@ -37,11 +37,10 @@ void fi_fill_uncached(void *dst, const void *line, size_t bytes);
 /* Of one row or one example. `uncached`: what it is part of outruns the caches. */
 static inline void fi_copy(void *dst, const void *src, size_t bytes, bool uncached)
 {
-    if (uncached && bytes >= FI_UNCACHED_LEAST) {
+    if (uncached && bytes >= FI_UNCACHED_LEAST)
         fi_copy_uncached(dst, src, bytes);
-    } else {
+    else
         memcpy(dst, src, bytes);
-    }
 }
 
 #endif

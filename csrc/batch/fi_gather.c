@@ -16,9 +16,8 @@ bool fi_rows_lie_within(const int64_t *rows, size_t n, int64_t length)
     const uint64_t last = (uint64_t)length - 1;
     uint64_t outside = 0;
 
-    if (length <= 0) {
+    if (length <= 0)
         return n == 0;
-    }
     for (size_t i = 0; i < n; i++) { /* the highest bit: of a negative row, or of one beyond the last */
         outside |= (uint64_t)rows[i] | (last - (uint64_t)rows[i]);
     }
@@ -27,9 +26,8 @@ bool fi_rows_lie_within(const int64_t *rows, size_t n, int64_t length)
 
 void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         out[i] = table[rows[i]];
-    }
 }
 
 static bool are_consecutive(const int64_t *rows, size_t n)
@@ -39,9 +37,8 @@ static bool are_consecutive(const int64_t *rows, size_t n)
     if ((uint64_t)rows[n - 1] - (uint64_t)rows[0] != n - 1) { /* so it is for most orders */
         return false;
     }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         gaps |= ((uint64_t)rows[i] - (uint64_t)rows[0]) ^ i;
-    }
     return gaps == 0;
 }
 
@@ -83,14 +80,12 @@ static ALWAYS_INLINE void copy_ahead(char *out, size_t bytes, const source *src,
 
     for (; i + ahead < n; i++) {
         const char *next = at(src, i + ahead);
-        for (size_t line = 0; line < lines; line++) {
+        for (size_t line = 0; line < lines; line++)
             __builtin_prefetch(next + line * FI_CACHE_LINE);
-        }
         fi_copy(out + i * bytes, at(src, i), bytes, uncached);
     }
-    for (; i < n; i++) {
+    for (; i < n; i++)
         fi_copy(out + i * bytes, at(src, i), bytes, uncached);
-    }
 }
 
 /* Of other sizes: the lines of items of up to four are asked for without a loop. */
@@ -99,13 +94,12 @@ static ALWAYS_INLINE void gather_others(char *out, size_t bytes, const source *s
     const size_t ahead = bytes < AHEAD_BYTES ? AHEAD_BYTES / bytes : 1;
     const size_t lines = fi_min_u64((bytes + FI_CACHE_LINE - 1) / FI_CACHE_LINE, MOST_LINES);
 
-    if (lines <= 2) {
+    if (lines <= 2)
         copy_ahead(out, bytes, src, n, ahead, 2, false);
-    } else if (lines <= 4) {
+    else if (lines <= 4)
         copy_ahead(out, bytes, src, n, ahead, 4, false);
-    } else {
+    else
         copy_ahead(out, bytes, src, n, ahead, lines, uncached);
-    }
 }
 
 #define GATHER_AHEAD(bytes)                                             \
@@ -151,9 +145,8 @@ static void gather_large_items(unsigned char *out, size_t item_bytes, const void
     const bool uncached =
         item_bytes >= FI_UNCACHED_LEAST && fi_outruns_cache(item_bytes * n, FI_RESULT_BATCHES);
 
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         fi_copy(out + i * item_bytes, src[i], item_bytes, uncached);
-    }
 }
 
 void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)

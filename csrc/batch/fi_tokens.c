@@ -13,11 +13,10 @@ static int64_t part_at(const int64_t *first, size_t stride, int64_t n, int64_t p
     int64_t low = 0, high = n - 1;
     while (low < high) {
         int64_t middle = (low + high + 1) / 2;
-        if (*(const int64_t *)((const char *)first + (size_t)middle * stride) <= place) {
+        if (*(const int64_t *)((const char *)first + (size_t)middle * stride) <= place)
             low = middle;
-        } else {
+        else
             high = middle - 1;
-        }
     }
     return low;
 }
@@ -45,9 +44,8 @@ static int64_t number_at(const void *numbers, bool wide, int64_t place)
 static int64_t offset_at(const fi_document_part *part, int64_t number)
 {
     int64_t offset = number_at(part->offsets, part->wide, number);
-    if (part->unit == 1) {
+    if (part->unit == 1)
         return offset;
-    }
     return offset % part->unit == 0 ? offset / part->unit : -1;
 }
 
@@ -56,11 +54,10 @@ static bool extent_in(const fi_tokens *tokens, const fi_document_part *part, int
 {
     int64_t number = document - part->first, from = offset_at(part, number);
     bool overflows = __builtin_add_overflow(part->base, from, start);
-    if (part->sizes != NULL) {
+    if (part->sizes != NULL)
         *length = number_at(part->sizes, false, number);
-    } else {
+    else
         overflows |= __builtin_sub_overflow(offset_at(part, number + 1), from, length);
-    }
     return !overflows && from >= 0 && *length >= 0 && *start >= 0 && *start <= tokens->n_tokens &&
            *length <= tokens->n_tokens - *start;
 }
@@ -75,12 +72,10 @@ size_t fi_tokens_lengths(const fi_tokens *tokens, const int64_t *documents, size
     const fi_document_part *part = NULL;
     int64_t added = tokens->has_bos + tokens->has_eos, start;
     for (size_t i = 0; i < n; i++) {
-        if (part == NULL || documents[i] < part->first || documents[i] >= part[1].first) {
+        if (part == NULL || documents[i] < part->first || documents[i] >= part[1].first)
             part = part_of(tokens, documents[i]);
-        }
-        if (!extent_in(tokens, part, documents[i], &start, &lengths[i])) {
+        if (!extent_in(tokens, part, documents[i], &start, &lengths[i]))
             return i;
-        }
         lengths[i] += lengths[i] > 0 ? added : 0; /* an empty document has no segment */
     }
     return n;
@@ -92,11 +87,10 @@ int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place)
     while (low < high) {
         int64_t middle = low + (high - low + 1) / 2;
         fi_tokens_extent(tokens, middle, &start, &length);
-        if (start <= place) {
+        if (start <= place)
             low = middle;
-        } else {
+        else
             high = middle - 1;
-        }
     }
     return tokens->n_documents > 0 && fi_tokens_extent(tokens, low, &start, &length) ? low : 0;
 }
@@ -131,11 +125,10 @@ static void read_stream(const fi_tokens *tokens, int64_t place, int64_t count, b
         const fi_token_part *part = &tokens->parts[number++];
         int64_t here = part[1].first - place < count ? part[1].first - place : count;
         const char *source = part->tokens + (size_t)(place - part->first) * widths[tokens->kind];
-        if (raw || tokens->kind == FI_TOKEN_I64) {
+        if (raw || tokens->kind == FI_TOKEN_I64)
             memcpy(out, source, (size_t)here * size);
-        } else {
+        else
             widen(tokens->kind, source, here, (int64_t *)out);
-        }
         out += (size_t)here * size;
         place += here;
         count -= here;
@@ -149,16 +142,14 @@ static void ask_for(const fi_tokens *tokens, int64_t place, int64_t count)
         tokens->parts + part_at(&tokens->parts->first, sizeof *tokens->parts, tokens->n_parts, place);
     const char *source = part->tokens + (size_t)(place - part->first) * widths[tokens->kind];
     size_t bytes = (size_t)count * widths[tokens->kind];
-    for (size_t b = 0; b < bytes && b < MOST_LINES * FI_CACHE_LINE; b += FI_CACHE_LINE) {
+    for (size_t b = 0; b < bytes && b < MOST_LINES * FI_CACHE_LINE; b += FI_CACHE_LINE)
         __builtin_prefetch(source + b);
-    }
 }
 
 static void fill(int64_t *out, size_t count, int64_t value)
 {
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++)
         out[i] = value;
-    }
 }
 
 /* Tokens of a document from `from` on, with what is added to it. */
@@ -180,9 +171,8 @@ static void read_document(const fi_tokens *tokens, int64_t document, int64_t fro
         read_stream(tokens, start + from, here, false, (char *)(out + done));
         done += (size_t)here;
     }
-    if (done < count) {
+    if (done < count)
         out[done] = tokens->eos;
-    }
 }
 
 static int64_t length_of(const fi_tokens *tokens, int64_t document)
@@ -204,11 +194,10 @@ static void write_labels(const fi_tokens *tokens, const fi_row_format *f, const 
     }
     if (segment->start + segment->length >= length_of(tokens, segment->document)) {
         known--;
-        if (next != NULL) {
+        if (next != NULL)
             read_document(tokens, next->document, next->start, 1, out + known);
-        } else {
+        else
             out[known] = f->ignored;
-        }
     }
     read_document(tokens, segment->document, segment->start + 1, known, out);
 }
@@ -259,9 +248,8 @@ static void write_padding(const fi_tokens *tokens, const fi_row_format *f, int f
         break;
     case FI_FIELD_ALIGNED:
         /* Of labels that are ready the format has what is ignored; of other fields 0. */
-        for (size_t i = 0; i < count; i++) {
+        for (size_t i = 0; i < count; i++)
             memcpy(out + i * width, &f->pad, width);
-        }
         break;
     default:
         memset(out, 0, count * width);
@@ -279,9 +267,8 @@ static void write_row(const fi_tokens *tokens, const fi_row_format *f, int field
         write_summary(f, field, segments, n, (int32_t *)out);
         return;
     }
-    for (size_t k = 0; k < n; k++) {
+    for (size_t k = 0; k < n; k++)
         used += (size_t)segments[k].length;
-    }
     write_padding(tokens, f, field, f->length - used, f->left ? out : out + used * width);
     out += f->left ? (f->length - used) * width : 0;
     for (size_t k = 0; k < n; k++) {
@@ -290,42 +277,36 @@ static void write_row(const fi_tokens *tokens, const fi_row_format *f, int field
         size_t count = (size_t)segment->length, i;
         bool begins = f->borders || k == 0;
         int64_t *numbers = (int64_t *)out;
-        if (count == 0) {
+        if (count == 0)
             continue;
-        }
         switch (field) {
         case FI_FIELD_INPUTS:
             read_document(tokens, segment->document, segment->start, count, numbers);
             break;
         case FI_FIELD_LABELS:
             write_labels(tokens, f, segment, following, numbers);
-            if (!f->shifts && !begins) {
+            if (!f->shifts && !begins)
                 read_document(tokens, segment->document, segment->start, 1, numbers);
-            }
             break;
         case FI_FIELD_ATTENTION:
             fill(numbers, count, 1);
             break;
         case FI_FIELD_POSITIONS:
-            for (i = 0; i < count; i++) {
+            for (i = 0; i < count; i++)
                 numbers[i] = (int64_t)(begins ? i : place + i);
-            }
             break;
         case FI_FIELD_SEGMENTS:
-            for (i = 0; i < count; i++) {
+            for (i = 0; i < count; i++)
                 ((int32_t *)out)[i] = f->borders ? (int32_t)k + 1 : 1;
-            }
             break;
         case FI_FIELD_DOCUMENTS:
             fill(numbers, count, segment->document);
             break;
         case FI_FIELD_LOSS:
-            for (i = 0; i < count; i++) {
+            for (i = 0; i < count; i++)
                 ((float *)out)[i] = 1.0f;
-            }
-            if (f->shifts ? ends_unlabelled(tokens, segment, following) : begins) {
+            if (f->shifts ? ends_unlabelled(tokens, segment, following) : begins)
                 ((float *)out)[f->shifts ? count - 1 : 0] = 0.0f;
-            }
             break;
         default: /* nothing is added to documents that have aligned columns */
             fi_tokens_extent(tokens, segment->document, &start, &length);
@@ -365,9 +346,8 @@ void fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *f, int fiel
 {
     fi_segment window = {.document = 0, .length = length};
     for (size_t i = 0; i < n; i++) {
-        if (reads_tokens(field) && i + 1 < n) {
+        if (reads_tokens(field) && i + 1 < n)
             ask_for(tokens, rows[i + 1] * stride, length);
-        }
         window.start = rows[i] * stride;
         write_row(tokens, f, field, &window, 1, NULL, out + i * row_bytes);
     }

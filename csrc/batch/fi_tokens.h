@@ -58,7 +58,7 @@ typedef struct {
     int64_t pad, ignored;
 } fi_row_format;
 
-/* What rows are made of. */
+/* The segments of rows. */
 typedef struct {
     const fi_segment *segments; /* of all rows, behind each other */
     const size_t *starts;       /* number of each row's first one, and of the one behind the last */

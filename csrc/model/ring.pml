@@ -1,4 +1,4 @@
-/* The slot ring as fi_ring_worker.c and fi_ring_parent.c build it, for the model checker Spin.
+/* The slot ring as fi_ring_worker.c, fi_ring_parent.c and fi_ring_recovery.c build it, for the model checker Spin.
  *
  * One parent, W workers that may be killed between any two of their steps, S slots of up to B rows.
  * Step names (W1, S3, ...) are those of ../README.md and of the comments in the code; README.md

@@ -36,26 +36,22 @@ static void sort(fi_buckets *buckets, uint64_t count)
 {
     uint64_t differ = 0;
 
-    for (uint64_t k = 1; k < count; k++) {
+    for (uint64_t k = 1; k < count; k++)
         differ |= buckets->keys[k] ^ buckets->keys[0];
-    }
     for (unsigned shift = 32; shift < 64 && differ >> shift != 0; shift += DIGIT_BITS) {
         uint64_t starts[DIGITS] = {0}, start = 0;
         uint64_t *const from = buckets->keys, *const to = buckets->spare;
-        if ((differ >> shift & (DIGITS - 1)) == 0) {
+        if ((differ >> shift & (DIGITS - 1)) == 0)
             continue;
-        }
-        for (uint64_t k = 0; k < count; k++) {
+        for (uint64_t k = 0; k < count; k++)
             starts[~from[k] >> shift & (DIGITS - 1)]++;
-        }
         for (int digit = 0; digit < DIGITS; digit++) {
             const uint64_t size = starts[digit];
             starts[digit] = start;
             start += size;
         }
-        for (uint64_t k = 0; k < count; k++) {
+        for (uint64_t k = 0; k < count; k++)
             to[starts[~from[k] >> shift & (DIGITS - 1)]++] = from[k];
-        }
         buckets->keys = to;
         buckets->spare = from;
     }
@@ -79,9 +75,8 @@ static uint64_t batch_end(const fi_buckets *buckets, uint64_t begin, uint64_t co
 static void write_batch(fi_buckets *buckets, uint64_t begin, uint64_t end, uint64_t stride)
 {
     buckets->marks[buckets->written / 8] |= (uint8_t)(1 << buckets->written % 8);
-    for (uint64_t k = begin; k < end; k += stride) {
+    for (uint64_t k = begin; k < end; k += stride)
         buckets->out[buckets->written++] = (uint32_t)buckets->keys[k];
-    }
     buckets->batches++;
 }
 
@@ -100,9 +95,8 @@ static void write_step(fi_buckets *buckets, uint64_t begin, uint64_t end, uint64
         first = last;
     }
     if (are_equal && (unsigned __int128)10 * ranks * longest > (unsigned __int128)11 * lengths) {
-        for (uint64_t rank = 0; rank < ranks; rank++) {
+        for (uint64_t rank = 0; rank < ranks; rank++)
             write_batch(buckets, begin + rank, end, ranks);
-        }
         return;
     }
     while (begin < end) {
@@ -119,9 +113,8 @@ static uint64_t longest_left(const fi_buckets *buckets, uint64_t total)
     const uint64_t step = fi_min_u64(buckets->most_rows, total + 1) * buckets->num_ranks;
     uint64_t left = total % step;
 
-    if (buckets->most_tokens != UINT64_MAX) {
+    if (buckets->most_tokens != UINT64_MAX)
         return 0;
-    }
     if (!buckets->drops && left > 0 && left < buckets->num_ranks && total > step) {
         left += step; /* so that the last step has a row for each rank */
     }
@@ -145,12 +138,10 @@ uint64_t fi_buckets_window(fi_buckets *buckets, const int64_t *rows, uint64_t co
                 break; /* it is not full */
             }
         }
-        if (rank < buckets->num_ranks) {
+        if (rank < buckets->num_ranks)
             break;
-        }
-        if (!trial) {
+        if (!trial)
             write_step(buckets, begin, end, total);
-        }
         begin = end;
     }
     buckets->carried = left + total - begin;
@@ -162,9 +153,8 @@ static uint64_t batches_within(const fi_buckets *buckets, uint64_t most_tokens)
 {
     uint64_t batches = 0;
 
-    for (uint64_t begin = 0; begin < buckets->carried; batches++) {
+    for (uint64_t begin = 0; begin < buckets->carried; batches++)
         begin = batch_end(buckets, begin, buckets->carried, most_tokens);
-    }
     return batches;
 }
 
@@ -176,11 +166,10 @@ static uint64_t least_cost(const fi_buckets *buckets, uint64_t batches)
 
     while (low < high) {
         const uint64_t middle = low + (high - low) / 2;
-        if (batches_within(buckets, middle) <= batches) {
+        if (batches_within(buckets, middle) <= batches)
             high = middle;
-        } else {
+        else
             low = middle + 1;
-        }
     }
     return low;
 }
@@ -195,15 +184,12 @@ static bool take_back(fi_buckets *buckets)
 {
     uint64_t first = buckets->written;
 
-    if (buckets->batches == 0) {
+    if (buckets->batches == 0)
         return false;
-    }
-    for (uint32_t rank = 0; rank < buckets->num_ranks; rank += is_marked(buckets, first)) {
+    for (uint32_t rank = 0; rank < buckets->num_ranks; rank += is_marked(buckets, first))
         first--;
-    }
-    if (buckets->carried + (buckets->written - first) > buckets->room) {
+    if (buckets->carried + (buckets->written - first) > buckets->room)
         return false;
-    }
     while (buckets->written > first) {
         const uint64_t place = --buckets->written;
         const uint32_t row = buckets->out[place];
@@ -218,16 +204,13 @@ void fi_buckets_finish(fi_buckets *buckets)
 {
     uint64_t batches = buckets->num_ranks, cost, begin = 0;
 
-    if (buckets->carried == 0) {
+    if (buckets->carried == 0)
         return;
-    }
-    while (buckets->carried < batches && take_back(buckets)) {
+    while (buckets->carried < batches && take_back(buckets))
         batches += buckets->num_ranks;
-    }
     sort(buckets, buckets->carried);
-    while (batches_within(buckets, buckets->most_tokens) > batches) {
+    while (batches_within(buckets, buckets->most_tokens) > batches)
         batches += buckets->num_ranks;
-    }
     batches = fi_min_u64(batches, buckets->carried);
     cost = least_cost(buckets, batches);
     while (begin < buckets->carried) {
@@ -245,9 +228,8 @@ static void copy(const fi_buckets *buckets, uint64_t from, uint64_t to, uint32_t
                  int64_t **cut)
 {
     for (uint64_t place = from; place < to; place++) {
-        if (is_marked(buckets, place)) {
+        if (is_marked(buckets, place))
             *(*cut)++ = (int64_t)*count;
-        }
         rows[(*count)++] = buckets->out[place];
     }
 }
@@ -263,13 +245,11 @@ void fi_buckets_arrange(const fi_buckets *buckets, const fi_seed *seed, uint32_t
     fi_seed key = *seed;
 
     for (uint64_t place = 0; place < buckets->written; place++) {
-        if (is_marked(buckets, place) && batches++ % buckets->num_ranks == 0) {
+        if (is_marked(buckets, place) && batches++ % buckets->num_ranks == 0)
             starts[(batches - 1) / buckets->num_ranks] = (uint32_t)place;
-        }
     }
-    if (batches % buckets->num_ranks == 0) {
+    if (batches % buckets->num_ranks == 0)
         starts[steps] = (uint32_t)buckets->written;
-    }
     for (uint64_t k = 0; k < steps; k++) {
         const uint64_t first = starts[order[k]], last = starts[order[k] + 1];
         uint64_t rotated = first, turn = fi_splitmix64(&key.words[0]) % buckets->num_ranks;

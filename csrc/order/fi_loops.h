@@ -1,4 +1,4 @@
-/* What the files of the orders share among themselves: the generator, and the table of the loops
+/* Common parts of the files of the orders: the generator, and the table of the loops
  * that each instruction set compiles for itself (fi_loops_body.h). */
 #ifndef FI_LOOPS_H
 #define FI_LOOPS_H
@@ -30,8 +30,8 @@ typedef struct {
         s[3][l] = FI_ROTATED(s[3][l], 45);                                                         \
     } while (0)
 
-/* What a block of positions gets of each bucket: its cells from begins to ends, to which the bucket's
- * first value is added. */
+/* The share of each bucket that a block of positions gets: its cells from begins to ends, to which
+ * the bucket's first value is added. */
 typedef struct {
     uint32_t buckets;
     const uint32_t *firsts, *begins, *ends;

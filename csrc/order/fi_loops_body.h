@@ -10,8 +10,8 @@
  *   fi_swap16_*      16 steps of Fisher and Yates's shuffle, from cell `last` downwards: cell i
  *                    moves to the place drawn for it, and what was there goes out
  *
- * Which random bits each draw takes is part of what an order is: it must be the same in every
- * instruction set.
+ * The random bits that each draw takes are part of the definition of an order: they must be the
+ * same in every instruction set.
  */
 #include <string.h>
 
@@ -39,9 +39,8 @@ static inline void fi_draw16(fi_vector *vector, fi_unit *unit, uint32_t bound, u
     uint64_t words[FI_LANES];
     uint32_t lowest = UINT32_MAX;
 
-    for (uint32_t l = 0; l < FI_LANES; l++) {
+    for (uint32_t l = 0; l < FI_LANES; l++)
         FI_XOSHIRO(words[l], vector->s, l);
-    }
     for (uint32_t l = 0; l < FI_LANES; l++) {
         const uint64_t low = (words[l] & UINT32_MAX) * (bound - 2 * l);
         const uint64_t high = (words[l] >> 32) * (bound - 2 * l - 1);
@@ -50,9 +49,8 @@ static inline void fi_draw16(fi_vector *vector, fi_unit *unit, uint32_t bound, u
         lowest = (uint32_t)low < lowest ? (uint32_t)low : lowest;
         lowest = (uint32_t)high < lowest ? (uint32_t)high : lowest;
     }
-    if (__builtin_expect(lowest < bound, 0)) {
+    if (__builtin_expect(lowest < bound, 0))
         fi_shuffle_redraw(unit, words, bound, count, draws);
-    }
 }
 
 #define FI_SWAP16(NAME, CELL, OUT)                                                                 \

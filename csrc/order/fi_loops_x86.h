@@ -1,4 +1,4 @@
-/* What the loops of AVX2 and AVX-512 have in common. Each defines
+/* Common parts of the loops of AVX2 and AVX-512. Each defines
  *
  *   fi_words, fi_halves   a register as 64-bit and as 32-bit integers
  *   FI_NUMBERS            its lanes of 64 bits, numbered

@@ -23,9 +23,8 @@ static uint32_t pop(uint64_t *heap, uint32_t *count)
 
     while ((child = 2 * place + 1) < *count) {
         child += child + 1 < *count && heap[child + 1] < heap[child];
-        if (heap[child] >= key) {
+        if (heap[child] >= key)
             break;
-        }
         heap[place] = heap[child];
         place = child;
     }
@@ -62,21 +61,19 @@ static void release(fi_mixture *mixture, uint32_t i)
 {
     const uint64_t deadline = deadline_of(&mixture->sources[i]);
 
-    if (deadline > mixture->last) {
+    if (deadline > mixture->last)
         mixture->spare++;
-    } else {
+    else
         push(mixture->ready, &mixture->ready_count, deadline << SOURCE_BITS | i);
-    }
 }
 
 /* Notes a draw that is released at a slot, for the slots after the present one. */
 static void note(fi_mixture *mixture, uint32_t i, int64_t slot)
 {
-    if (slot <= (int64_t)mixture->slot + 1) {
+    if (slot <= (int64_t)mixture->slot + 1)
         release(mixture, i);
-    } else {
+    else
         push(mixture->waiting, &mixture->waiting_count, (uint64_t)slot << SOURCE_BITS | i);
-    }
 }
 
 void fi_mixture_start(fi_mixture *mixture)

@@ -1,4 +1,4 @@
-/* Which source each example of a mixture comes from: shares kept at every prefix.
+/* The source of each example of a mixture: shares kept at every prefix.
  *
  * A stretch is a run of slots at constant weights; slot s, from 1, is its s-th draw. After slot s source i
  * is due lag_i + s * weight_i / total draws, where the weights add up to the total and the lags, what was

@@ -90,11 +90,10 @@ FI_PERMUTATION(permutation64, int64_t)
 
 void fi_order_permutation(const fi_bitgen *generator, int64_t *order, size_t n)
 {
-    if (n <= (size_t)UINT16_MAX + 1) {
+    if (n <= (size_t)UINT16_MAX + 1)
         permutation16(generator, order, n);
-    } else if (n <= UINT32_MAX) {
+    else if (n <= UINT32_MAX)
         permutation32(generator, order, n);
-    } else {
+    else
         permutation64(generator, order, n);
-    }
 }

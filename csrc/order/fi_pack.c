@@ -28,26 +28,23 @@ static void rooms_init(rooms *set, uint32_t length, uint64_t *words)
     for (;;) {
         set->words[set->levels++] = words;
         words += count;
-        if (count == 1) {
+        if (count == 1)
             break;
-        }
         count = (count + 63) / 64;
     }
 }
 
 static void rooms_add(rooms *set, uint64_t room)
 {
-    for (int level = 0; level < set->levels; level++, room >>= 6) {
+    for (int level = 0; level < set->levels; level++, room >>= 6)
         set->words[level][room >> 6] |= (uint64_t)1 << (room & 63);
-    }
 }
 
 static void rooms_remove(rooms *set, uint64_t room)
 {
     for (int level = 0; level < set->levels; level++, room >>= 6) {
-        if ((set->words[level][room >> 6] &= ~((uint64_t)1 << (room & 63))) != 0) {
+        if ((set->words[level][room >> 6] &= ~((uint64_t)1 << (room & 63))) != 0)
             break;
-        }
     }
 }
 
@@ -55,9 +52,8 @@ static void rooms_remove(rooms *set, uint64_t room)
 static uint64_t rooms_from(const rooms *set, uint64_t least, uint64_t most)
 {
     int level = 0;
-    if (least > most) {
+    if (least > most)
         return 0;
-    }
     for (;; level++) {
         /* The words of a level that follow the last number are empty or do not exist. */
         uint64_t word = set->words[level][least >> 6] & (~(uint64_t)0 << (least & 63));
@@ -65,14 +61,12 @@ static uint64_t rooms_from(const rooms *set, uint64_t least, uint64_t most)
             least = (least & ~(uint64_t)63) | (uint64_t)__builtin_ctzll(word);
             break;
         }
-        if (level + 1 == set->levels) {
+        if (level + 1 == set->levels)
             return 0;
-        }
         most >>= 6;
         least = (least >> 6) + 1;
-        if (least > most) {
+        if (least > most)
             return 0;
-        }
     }
     while (level > 0) {
         level--;
@@ -91,15 +85,12 @@ size_t fi_pack_scratch(uint32_t length, uint32_t n)
 static void order_decreasing(uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *order, uint32_t *counts)
 {
     memset(counts, 0, ((size_t)length + 2) * sizeof(uint32_t));
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++)
         counts[length - sizes[i] + 1]++;
-    }
-    for (uint32_t key = 0; key < length; key++) {
+    for (uint32_t key = 0; key < length; key++)
         counts[key + 1] += counts[key];
-    }
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++)
         order[counts[length - sizes[i]]++] = i;
-    }
 }
 
 uint32_t fi_pack(uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *rows, void *scratch)
@@ -121,16 +112,14 @@ uint32_t fi_pack(uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *r
         } else {
             row = heads[room] - 1;
             heads[room] = next[row];
-            if (heads[room] == 0) {
+            if (heads[room] == 0)
                 rooms_remove(&set, room);
-            }
             left = room - sizes[i];
         }
         rows[i] = row;
         if (left > 0) {
-            if (heads[left] == 0) {
+            if (heads[left] == 0)
                 rooms_add(&set, left);
-            }
             next[row] = heads[left];
             heads[left] = row + 1;
         }
@@ -146,9 +135,8 @@ uint32_t fi_pack_pieces(int overlong, uint32_t length, const int64_t *documents,
     for (uint32_t i = 0; i < n; i++) {
         int64_t start = 0, left = lengths[i];
         if (left >= length) {
-            if (left > length && overlong == FI_OVERLONG_DROP) {
+            if (left > length && overlong == FI_OVERLONG_DROP)
                 continue;
-            }
             if (overlong == FI_OVERLONG_SPLIT) {
                 start = left - left % length;
                 whole += (uint64_t)(left / length);
@@ -174,29 +162,24 @@ void fi_pack_segments(uint32_t length, const int64_t *documents, const int64_t *
 {
     uint64_t total = n_rows + n_whole, row = n_rows;
     memset(starts, 0, (total + 1) * sizeof(int64_t));
-    for (uint32_t i = 0; i < n_pieces; i++) {
+    for (uint32_t i = 0; i < n_pieces; i++)
         starts[places[rows[i]] + 1]++;
-    }
-    for (uint64_t k = n_rows; k < total; k++) {
+    for (uint64_t k = n_rows; k < total; k++)
         starts[places[k] + 1] = 1;
-    }
-    for (uint64_t k = 0; k < total; k++) {
+    for (uint64_t k = 0; k < total; k++)
         starts[k + 1] += starts[k];
-    }
     for (uint32_t i = 0; i < n_pieces; i++) { /* starts[p] moves to where those of row p end */
         segments[starts[places[rows[i]]]++] = pieces[i];
     }
     for (uint32_t i = 0; i < n; i++) {
         int64_t stop = lengths[i] < length ? 0 : lengths[i] - lengths[i] % length;
-        if (lengths[i] > length && overlong != FI_OVERLONG_SPLIT) {
+        if (lengths[i] > length && overlong != FI_OVERLONG_SPLIT)
             stop = overlong == FI_OVERLONG_DROP ? 0 : length;
-        }
         for (int64_t start = 0; start < stop; start += length) {
             segments[starts[places[row++]]++] = (fi_segment){documents[i], start, length};
         }
     }
-    for (uint64_t k = total; k > 0; k--) {
+    for (uint64_t k = total; k > 0; k--)
         starts[k] = starts[k - 1];
-    }
     starts[0] = 0;
 }

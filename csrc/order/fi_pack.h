@@ -11,7 +11,7 @@
 
 #include "base/fi_base.h"
 
-/* What becomes of a document that is longer than a row. */
+/* Treatment of a document that is longer than a row. */
 enum { FI_OVERLONG_SPLIT, FI_OVERLONG_TRUNCATE, FI_OVERLONG_DROP };
 
 /* A part of a document in a row. */

@@ -24,26 +24,21 @@ void fi_seed_from_entropy(fi_seed *seed, const uint32_t *entropy, size_t words)
 {
     uint32_t pool[POOL], factor = INIT_A;
 
-    for (size_t i = 0; i < POOL; i++) {
+    for (size_t i = 0; i < POOL; i++)
         pool[i] = hashed(i < words ? entropy[i] : 0, &factor, MULTIPLIER_A);
-    }
     for (size_t from = 0; from < POOL; from++) {
         for (size_t to = 0; to < POOL; to++) {
-            if (to != from) {
+            if (to != from)
                 pool[to] = joined(pool[to], hashed(pool[from], &factor, MULTIPLIER_A));
-            }
         }
     }
     for (size_t from = POOL; from < words; from++) {
-        for (size_t to = 0; to < POOL; to++) {
+        for (size_t to = 0; to < POOL; to++)
             pool[to] = joined(pool[to], hashed(entropy[from], &factor, MULTIPLIER_A));
-        }
     }
     factor = INIT_B;
-    for (size_t i = 0; i < POOL; i++) {
+    for (size_t i = 0; i < POOL; i++)
         pool[i] = hashed(pool[i], &factor, MULTIPLIER_B);
-    }
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 2; i++)
         seed->words[i] = pool[2 * i] | (uint64_t)pool[2 * i + 1] << 32;
-    }
 }

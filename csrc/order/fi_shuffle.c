@@ -18,13 +18,11 @@ void fi_unit_init(fi_unit *unit, const fi_seed *key, unsigned kind, uint32_t num
     /* A lane takes two words of each splitmix64 sequence. No two of a sequence are equal, so no lane
      * is all zero, which xoshiro256++ never leaves. */
     for (int l = 0; l < FI_LANES; l++) {
-        for (int w = 0; w < 4; w++) {
+        for (int w = 0; w < 4; w++)
             unit->lanes[w][l] = fi_splitmix64(&own.words[w % 2]);
-        }
     }
-    for (int w = 0; w < 4; w++) {
+    for (int w = 0; w < 4; w++)
         unit->spare[w][0] = fi_splitmix64(&own.words[w % 2]);
-    }
 }
 
 void fi_shuffle_redraw(fi_unit *unit, const uint64_t *words, uint32_t bound, uint32_t count,
@@ -67,9 +65,8 @@ int fi_isa(void)
 {
     int isa = FI_ISA_COUNT - 1;
 
-    while (fi_loops_of(isa) == NULL) {
+    while (fi_loops_of(isa) == NULL)
         isa--;
-    }
     return isa;
 }
 
@@ -80,9 +77,8 @@ fi_shuffle_plan fi_shuffle_plan_of(uint64_t n)
     if (n > CELLS32_MAX) {
         plan.method = FI_SHUFFLE_SCATTER;
         plan.block_bits = BLOCK_BITS;
-        while (plan.bucket_bits < FI_BUCKET_BITS_MAX && n >> plan.bucket_bits > BUCKET_SIZE) {
+        while (plan.bucket_bits < FI_BUCKET_BITS_MAX && n >> plan.bucket_bits > BUCKET_SIZE)
             plan.bucket_bits++;
-        }
     } else if (n > CELLS16_MAX) {
         plan.method = FI_SHUFFLE_CELLS32;
     }
@@ -117,19 +113,16 @@ int fi_shuffle_by(const fi_shuffle_plan *plan, int isa, int64_t *order, uint64_t
     fi_seed key = fi_seed_mixed(seed, n);
     fi_unit unit;
 
-    if (loops == NULL || !plan_fits(plan, n) || threads == 0) {
+    if (loops == NULL || !plan_fits(plan, n) || threads == 0)
         return FI_E_RANGE;
-    }
     key = fi_seed_mixed(&key, stream);
-    if (plan->method == FI_SHUFFLE_SCATTER) {
+    if (plan->method == FI_SHUFFLE_SCATTER)
         return fi_shuffle_scatter(plan, loops, order, (uint32_t)n, &key, threads);
-    }
     fi_unit_init(&unit, &key, FI_UNIT_ORDER, 0);
-    if (plan->method == FI_SHUFFLE_CELLS16) {
+    if (plan->method == FI_SHUFFLE_CELLS16)
         loops->order16(&unit, order, (uint32_t)n);
-    } else {
+    else
         loops->order32(&unit, order, (uint32_t)n);
-    }
     return FI_OK;
 }
 

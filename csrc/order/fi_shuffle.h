@@ -76,7 +76,7 @@ int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream,
 int fi_shuffle_by(const fi_shuffle_plan *plan, int isa, int64_t *order, uint64_t n,
                   const fi_seed *seed, uint64_t stream, unsigned threads);
 
-/* What numpy.random.SeedSequence(entropy).generate_state(2, uint64) gives, where the entropy is
+/* The result of numpy.random.SeedSequence(entropy).generate_state(2, uint64), where the entropy is
  * given as 32-bit words, lowest first (O'Neill, "Developing a seed_seq alternative", 2015). */
 void fi_seed_from_entropy(fi_seed *seed, const uint32_t *entropy, size_t words);
 

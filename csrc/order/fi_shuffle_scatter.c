@@ -67,9 +67,8 @@ static void *fan_work(void *argument)
     const unsigned worker = fi_add_relaxed(&work->workers, 1);
     uint32_t part;
 
-    while ((part = fi_add_relaxed(&work->next, 1)) < work->parts) {
+    while ((part = fi_add_relaxed(&work->next, 1)) < work->parts)
         work->function(work->job, part, worker);
-    }
     return NULL;
 }
 
@@ -82,13 +81,11 @@ static void fan_out(scatter *job, part_function *function, uint32_t parts)
     const unsigned threads = (unsigned)fi_min_u64(job->threads, parts);
     unsigned count = 0;
 
-    while (count + 1 < threads && pthread_create(&started[count], NULL, fan_work, &work) == 0) {
+    while (count + 1 < threads && pthread_create(&started[count], NULL, fan_work, &work) == 0)
         count++;
-    }
     fan_work(&work);
-    while (count > 0) {
+    while (count > 0)
         pthread_join(started[--count], NULL);
-    }
 }
 
 /* ---- scratch ---------------------------------------------------------------------------- */
@@ -98,9 +95,8 @@ static void *scratch_open(size_t bytes)
 {
     void *const base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-    if (base == MAP_FAILED) {
+    if (base == MAP_FAILED)
         return NULL;
-    }
 #ifdef MADV_HUGEPAGE
     (void)madvise(base, bytes, MADV_HUGEPAGE); /* only advice */
 #endif
@@ -138,9 +134,8 @@ static void plan_stages(scatter *job)
 static void add_counts(const uint32_t *counts, uint32_t blocks, uint32_t buckets, uint32_t *sums)
 {
     for (uint32_t block = 0; block < blocks; block++, counts += buckets) {
-        for (uint32_t b = 0; b < buckets; b++) {
+        for (uint32_t b = 0; b < buckets; b++)
             sums[b] += counts[b];
-        }
     }
 }
 
@@ -224,11 +219,10 @@ static void shuffle_bucket(scatter *job, uint32_t bucket, unsigned worker)
     fi_unit unit;
 
     fi_unit_init(&unit, job->key, FI_UNIT_BUCKET, bucket);
-    if (job->cells32) {
+    if (job->cells32)
         job->loops->shuffle32(&unit, (uint32_t *)cells, size);
-    } else {
+    else
         job->loops->shuffle16(&unit, (uint16_t *)cells, size);
-    }
     for (uint32_t s = 0; s < job->stage_count; s++) {
         const stage *const part = &job->stages[s];
         const size_t begin = part->begins[bucket] * job->cell_bytes;
@@ -251,11 +245,10 @@ static void scatter_block(scatter *job, uint32_t number, unsigned worker)
 
     (void)worker;
     fi_unit_init(&unit, job->key, FI_UNIT_BLOCK, block);
-    if (job->cells32) {
+    if (job->cells32)
         job->loops->scatter32(&unit, &share, (const uint32_t *)part->cells, order);
-    } else {
+    else
         job->loops->scatter16(&unit, &share, (const uint16_t *)part->cells, order);
-    }
 }
 
 /* Everything after the counts. */
@@ -278,12 +271,10 @@ static int scatter_buckets(scatter *job, bool cells32)
     job->desk_bytes = (size_t)fi_align_up(largest * job->cell_bytes, FI_CACHE_LINE);
     bytes = last_bytes + job->threads * job->desk_bytes;
     scratch = scratch_open(bytes);
-    if (scratch == NULL) {
+    if (scratch == NULL)
         return FI_E_MEMORY;
-    }
-    for (uint32_t s = 0; s < job->stage_count; s++) {
+    for (uint32_t s = 0; s < job->stage_count; s++)
         place_cells(job, &job->stages[s]);
-    }
     move_last_stage(job, scratch);
     job->desks = scratch + last_bytes;
     fan_out(job, shuffle_bucket, job->buckets);
@@ -300,9 +291,8 @@ int fi_shuffle_scatter(const fi_shuffle_plan *plan, const fi_loops *loops, int64
 {
     const uint64_t block = (uint64_t)1 << plan->block_bits;
     scatter *const job = calloc(1, sizeof *job); /* more than a small stack has room for */
-    if (job == NULL) {
+    if (job == NULL)
         return FI_E_MEMORY;
-    }
     job->loops = loops;
     job->key = key;
     job->order = order;
@@ -324,9 +314,8 @@ int fi_shuffle_scatter(const fi_shuffle_plan *plan, const fi_loops *loops, int64
     if (job->counts != NULL) {
         fan_out(job, split_block, job->blocks);
         rc = scatter_buckets(job, plan->cells32);
-        if (!inside) {
+        if (!inside)
             (void)munmap(job->counts, table_bytes);
-        }
     }
     free(job);
     return rc;

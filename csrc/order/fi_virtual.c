@@ -13,12 +13,10 @@ int fi_virtual_init(fi_virtual *order, uint64_t n, const fi_seed *seed, uint64_t
     fi_seed key;
     unsigned bits = 0;
 
-    if (n < FI_VIRTUAL_MIN || n > FI_VIRTUAL_MAX || rounds > FI_VIRTUAL_ROUNDS || rounds % 2 != 0) {
+    if (n < FI_VIRTUAL_MIN || n > FI_VIRTUAL_MAX || rounds > FI_VIRTUAL_ROUNDS || rounds % 2 != 0)
         return FI_E_RANGE;
-    }
-    while (bits < 62 && ((n - 1) >> bits) != 0) {
+    while (bits < 62 && ((n - 1) >> bits) != 0)
         bits++;
-    }
     order->n = n;
     order->left_bits = bits / 2;
     order->right_size = (uint32_t)(((n - 1) >> order->left_bits) + 1);
@@ -74,12 +72,10 @@ bool fi_virtual_step_generic(const fi_virtual *order, uint64_t start, int64_t *o
             right[k] = (uint32_t)((start + block + k) >> bits);
         }
         for (uint32_t round = 0; round < order->rounds; round += 2) {
-            for (int k = 0; k < LANES; k++) {
+            for (int k = 0; k < LANES; k++)
                 left[k] ^= hashed(right[k], order->keys[round]) >> shift;
-            }
-            for (int k = 0; k < LANES; k++) {
+            for (int k = 0; k < LANES; k++)
                 right[k] = moved(right[k], hashed(left[k], order->keys[round + 1]), size);
-            }
         }
         for (uint64_t k = 0; k < LANES; k++) {
             const uint64_t index = (uint64_t)right[k] << bits | left[k];
@@ -95,9 +91,8 @@ bool fi_virtual_step_generic(const fi_virtual *order, uint64_t start, int64_t *o
 static void walk(const fi_virtual *order, int64_t *out, size_t count)
 {
     for (size_t k = 0; k < count; k++) {
-        while ((uint64_t)out[k] >= order->n) {
+        while ((uint64_t)out[k] >= order->n)
             out[k] = (int64_t)image(order, (uint64_t)out[k]);
-        }
     }
 }
 
@@ -105,20 +100,17 @@ int fi_virtual_fill(const fi_virtual *order, int isa, uint64_t start, size_t cou
 {
     const fi_loops *const loops = fi_loops_of(isa);
 
-    if (loops == NULL) {
+    if (loops == NULL)
         return FI_E_RANGE;
-    }
     for (; count >= FI_VIRTUAL_STEP; count -= FI_VIRTUAL_STEP) {
-        if (loops->virtual_step(order, start, out)) {
+        if (loops->virtual_step(order, start, out))
             walk(order, out, FI_VIRTUAL_STEP);
-        }
         start += FI_VIRTUAL_STEP;
         out += FI_VIRTUAL_STEP;
     }
     if (count <= FEW) {
-        for (size_t k = 0; k < count; k++) {
+        for (size_t k = 0; k < count; k++)
             out[k] = (int64_t)image(order, start + k);
-        }
         walk(order, out, count);
     } else {
         int64_t rest[FI_VIRTUAL_STEP];
@@ -135,7 +127,6 @@ void fi_example_words(const fi_seed *seed, uint64_t epoch, uint64_t index, uint6
 
     key = fi_seed_mixed(&key, index);
     key = fi_seed_mixed(&key, (uint64_t)FI_PURPOSE_EXAMPLE << 32);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++)
         words[i] = fi_splitmix64(&key.words[i % 2]);
-    }
 }

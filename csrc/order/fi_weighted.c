@@ -34,9 +34,8 @@ static inline __attribute__((always_inline)) void words_next(fi_unit *unit, uint
     fi_unit v = *unit;
 
     for (int turn = 0; turn < TURNS; turn++) {
-        for (int l = 0; l < FI_LANES; l++) {
+        for (int l = 0; l < FI_LANES; l++)
             FI_XOSHIRO(words[turn * FI_LANES + l], v.lanes, l);
-        }
     }
     *unit = v;
 }
@@ -46,9 +45,8 @@ static inline __attribute__((always_inline)) void words_next(fi_unit *unit, uint
 /* 2^64 times a share of 0 .. 1. */
 static uint64_t threshold_of(double share)
 {
-    if (share >= 1) {
+    if (share >= 1)
         return UINT64_MAX;
-    }
     return share <= 0 ? 0 : (uint64_t)(share * 18446744073709551616.0);
 }
 
@@ -58,9 +56,8 @@ void fi_alias_build(fi_alias *table, const double *weights, uint32_t n, double *
     uint32_t small = 0, large = n; /* stack[0 .. small-1] and stack[large .. n-1] */
     double largest = 0, sum = 0;
 
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++)
         largest = weights[i] > largest ? weights[i] : largest;
-    }
     for (uint32_t i = 0; i < n; i++) {
         sum += weights[i] / largest; /* the sum of the weights themselves might overflow */
     }
@@ -77,7 +74,7 @@ void fi_alias_build(fi_alias *table, const double *weights, uint32_t n, double *
             stack[small++] = more;
         }
     }
-    /* What is left has a share of 1, up to rounding. */
+    /* The items that are left have a share of 1, up to rounding. */
     while (large < n) {
         table[stack[large]] = (fi_alias){UINT64_MAX, stack[large]};
         large++;
@@ -106,9 +103,8 @@ void fi_alias_draw(const fi_alias *table, uint32_t n, const fi_seed *seed, uint6
             fractions[now][k] = (uint64_t)product;
             __builtin_prefetch(table + items[now][k]);
         }
-        if (turn == 0) {
+        if (turn == 0)
             continue;
-        }
         const size_t size = (size_t)fi_min_u64(BLOCK, count - from);
         for (size_t k = 0; k < size; k++) {
             const uint32_t item = items[before][k];
@@ -168,9 +164,8 @@ double fi_race_horizon(const double *weights, uint32_t n, uint32_t k)
     const double share = (k + 6 * sqrt((double)k) + 16) / n;
     double time = 0, arrived = 0, slope = 0, error = 0;
 
-    if (share >= 0.5) {
+    if (share >= 0.5)
         return INFINITY;
-    }
     /* By a time t, item i has arrived with probability 1 - exp(-w_i t). Their mean is concave in t, so
      * that Newton's method comes from below, and stops when it is close. */
     while (arrived < 0.99 * share) {
@@ -204,9 +199,8 @@ arrivals_of(const uint64_t *words, const double *weights, uint32_t count, double
             const double least = double_of(words[k] >> 12 | 0x3ff0000000000000) - 1.0;
             any |= bits_of(least - weights[k] * bound);
         }
-        if (any >> 63 == 0) {
+        if (any >> 63 == 0)
             return 0;
-        }
     }
     for (uint32_t k = 0; k < count; k++) {
         const double v = (double)(int64_t)(words[k] >> 11) * 0x1p-53;
@@ -220,7 +214,7 @@ arrivals_of(const uint64_t *words, const double *weights, uint32_t count, double
     return arrived;
 }
 
-/* Everybody's arrival, in loops that compilers make vectors of. */
+/* Arrivals of all items, in loops that compilers make vectors of. */
 static inline __attribute__((always_inline)) void
 all_arrivals_of(const uint64_t *words, const double *weights, uint32_t count, uint32_t first,
                 double *times, uint32_t *items)
@@ -253,9 +247,8 @@ static inline __attribute__((always_inline)) int race(const double *weights, uin
         const uint32_t count = (uint32_t)fi_min_u64(BLOCK, n - first);
         double *const times = arrivals->times + arrived;
         uint32_t *const items = arrivals->items + arrived;
-        if (count > arrivals->room - arrived) {
+        if (count > arrivals->room - arrived)
             return FI_E_FULL;
-        }
         words_next(unit, words);
         if (isinf(horizon)) {
             all_arrivals_of(words, weights + first, count, (uint32_t)first, times, items);
@@ -283,13 +276,11 @@ int fi_race_run(int isa, const double *weights, uint32_t n, const fi_seed *seed,
 {
     fi_unit unit = words_begin(seed, stream, FI_PURPOSE_RACE);
 
-    if (fi_loops_of(isa) == NULL) {
+    if (fi_loops_of(isa) == NULL)
         return FI_E_RANGE;
-    }
 #ifdef __x86_64__
-    if (isa >= FI_ISA_AVX2) {
+    if (isa >= FI_ISA_AVX2)
         return race_avx2(weights, n, &unit, horizon, arrivals);
-    }
 #endif
     return race(weights, n, &unit, horizon, arrivals);
 }
@@ -303,9 +294,8 @@ static void sort_part(uint64_t *keys, uint64_t *sorted, uint32_t n)
         for (uint32_t i = 0; i < n; i++) {
             const uint64_t key = keys[i];
             uint32_t place = i;
-            for (; place > 0 && sorted[place - 1] > key; place--) {
+            for (; place > 0 && sorted[place - 1] > key; place--)
                 sorted[place] = sorted[place - 1];
-            }
             sorted[place] = key;
         }
         return;
@@ -315,17 +305,15 @@ static void sort_part(uint64_t *keys, uint64_t *sorted, uint32_t n)
         uint32_t starts[DIGITS] = {0}, start = 0;
         uint64_t *const from = pass % 2 == 0 ? keys : sorted, *const to = pass % 2 == 0 ? sorted : keys;
 
-        for (uint32_t i = 0; i < n; i++) {
+        for (uint32_t i = 0; i < n; i++)
             starts[from[i] >> shift & (DIGITS - 1)]++;
-        }
         for (int digit = 0; digit < DIGITS; digit++) {
             const uint32_t count = starts[digit];
             starts[digit] = start;
             start += count;
         }
-        for (uint32_t i = 0; i < n; i++) {
+        for (uint32_t i = 0; i < n; i++)
             to[starts[from[i] >> shift & (DIGITS - 1)]++] = from[i];
-        }
     }
 }
 
@@ -336,17 +324,15 @@ static void sort_keys(uint64_t *keys, uint64_t *scratch, uint32_t n)
     enum { PARTS = 1 << PART_BITS, SHIFT = 64 - PART_BITS };
     uint32_t ends[PARTS] = {0}, start = 0;
 
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++)
         ends[keys[i] >> SHIFT]++;
-    }
     for (int part = 0; part < PARTS; part++) {
         const uint32_t count = ends[part];
         ends[part] = start;
         start += count;
     }
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++)
         scratch[ends[keys[i] >> SHIFT]++] = keys[i];
-    }
     start = 0;
     for (int part = 0; part < PARTS; part++) {
         sort_part(scratch + start, keys + start, ends[part] - start);
@@ -367,15 +353,13 @@ void fi_race_rank(const fi_arrivals *arrivals, uint32_t k, uint64_t *keys, int64
         low = fi_min_u64(low, bits);
         high = fi_max_u64(high, bits);
     }
-    while (n > 0 && (high - low) >> shift > UINT32_MAX) {
+    while (n > 0 && (high - low) >> shift > UINT32_MAX)
         shift++;
-    }
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++)
         keys[i] = (bits_of(times[i]) - low) >> shift << 32 | i;
-    }
     sort_keys(keys, keys + n, n);
-    /* What those 32 bits left equal, which is little, by insertion: keys that are equal up there are in the
-     * order of items, in which equal times stay. */
+    /* Keys that those 32 bits left equal, which are few, by insertion: they are in the order of items,
+     * in which equal times stay. */
     for (uint32_t i = 1; i < n; i++) {
         const uint64_t key = keys[i];
         uint32_t place = i;
@@ -386,13 +370,11 @@ void fi_race_rank(const fi_arrivals *arrivals, uint32_t k, uint64_t *keys, int64
         }
         keys[place] = key;
     }
-    if (n > 0 && arrivals->items[n - 1] == n - 1) { /* everybody: no places to look up */
-        for (uint32_t i = 0; i < k; i++) {
+    if (n > 0 && arrivals->items[n - 1] == n - 1) { /* all items: no places to look up */
+        for (uint32_t i = 0; i < k; i++)
             out[i] = (uint32_t)keys[i];
-        }
         return;
     }
-    for (uint32_t i = 0; i < k; i++) {
+    for (uint32_t i = 0; i < k; i++)
         out[i] = arrivals->items[(uint32_t)keys[i]];
-    }
 }

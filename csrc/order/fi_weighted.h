@@ -34,7 +34,7 @@ void fi_alias_build(fi_alias *table, const double *weights, uint32_t n, double *
 void fi_alias_draw(const fi_alias *table, uint32_t n, const fi_seed *seed, uint64_t stream,
                    int64_t *out, size_t count);
 
-/* Who arrived, and when, in the order of items. */
+/* The items that have arrived, and their times, in the order of items. */
 typedef struct {
     double *times;
     uint32_t *items;

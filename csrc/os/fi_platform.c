@@ -262,7 +262,7 @@ uint64_t fi_memory_available(void)
     total *= 1024;
     available *= 1024;
     lower_to_control_groups(&total, &available);
-    /* What must stay free: 5 %, or 256 MiB where that is more, but never over a quarter; on large
+    /* A reserve stays free: 5 %, or 256 MiB where that is more, but never over a quarter; on large
      * machines 2 GiB, for what others allocate in one moment does not grow with the machine. */
     uint64_t reserve = fi_max_u64(fi_min_u64(total / 20, (uint64_t)2 << 30),
                                   fi_min_u64((uint64_t)256 << 20, total / 4));

@@ -44,7 +44,7 @@ void fi_shm_decommit(int fd, uint64_t offset, uint64_t bytes);
 /* The same of a shared mapping's pages: it needs no descriptor. */
 void fi_shm_remove(void *base, uint64_t bytes);
 
-/* What tells a file from others; 0 if `fd` is closed. */
+/* A number that tells a file from others; 0 if `fd` is closed. */
 uint64_t fi_shm_file(int fd);
 /* Bytes of the file that have pages; 0 if the system does not tell. */
 uint64_t fi_shm_allocated(int fd);

@@ -1,4 +1,4 @@
-/* Which process this is, asked of the kernel once and not again for every batch; and forks. */
+/* The number of this process, asked of the kernel once and not again for every batch; and forks. */
 #ifndef FI_PROCESS_H
 #define FI_PROCESS_H
 

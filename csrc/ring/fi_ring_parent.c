@@ -1,4 +1,5 @@
-/* The parent's half of the ring. */
+/* The parent's half of the ring while all goes well: batches are scheduled, taken and reset, and slots
+ * come back. What follows a death, or a corrupt word, stands in fi_ring_recovery.c. */
 #include "ring/fi_ring_parent.h"
 
 #include <errno.h>
@@ -13,22 +14,12 @@ static inline bool swap_relaxed(_Atomic uint64_t *place, uint64_t from, uint64_t
                                                    memory_order_relaxed);
 }
 
-static inline bool scheduled(const fi_slot_record *record)
-{
-    return record->phase == FI_FILL || record->phase == FI_DRAIN;
-}
-
 /* The scheduled batch that has the place of sequence q in the map, or NULL. */
 static inline const fi_slot_record *batch_at(const fi_parent *parent, uint64_t q)
 {
     uint32_t slots = parent->ring->geometry.slots;
     const fi_slot_record *record = parent->slot + parent->slot_of[q % slots];
     return record->phase == FI_FILL && record->q % slots == q % slots ? record : NULL;
-}
-
-static inline int64_t *own_indices(const fi_parent *parent, uint32_t slot)
-{
-    return parent->indices + (size_t)slot * parent->ring->geometry.rows;
 }
 
 int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes)
@@ -190,7 +181,7 @@ static int put_batch(fi_parent *parent, uint32_t slot, const int64_t *indices, u
     fi_store_relaxed(&s->heap, fi_heap_word(heap));
     fi_store_relaxed(&s->limit, limit);
     fi_entry_set(ring, slot, FI_WHOLE_BATCH, 0, 0);
-    memcpy(own_indices(parent, slot), indices, n * sizeof *indices);
+    memcpy(fi_own_indices(parent, slot), indices, n * sizeof *indices);
     _Atomic int64_t *theirs = (_Atomic int64_t *)fi_row_index(ring, slot, 0);
     _Atomic uint64_t *words = fi_row_word(ring, slot, 0);
     for (uint32_t row = 0; row < n; row++) {
@@ -259,19 +250,13 @@ void fi_parent_ring_all(fi_parent *parent)
 
 /* ---- collect: slots come back --------------------------------------------------------------- */
 
-static void make_free(fi_parent *parent, uint32_t slot)
-{
-    parent->slot[slot].phase = FI_FREE;
-    parent->free_stack[parent->free_count++] = slot;
-}
-
 /* A forked child may have views of the slot: a spare takes its place. */
 static void retire(fi_parent *parent, uint32_t slot)
 {
     parent->slot[slot].phase = FI_RETIRED;
     parent->retired++;
     if (parent->spares > 0)
-        make_free(parent, parent->ring->geometry.slots - parent->spares--);
+        fi_make_free(parent, parent->ring->geometry.slots - parent->spares--);
 }
 
 static void collect_returned(fi_parent *parent)
@@ -282,7 +267,7 @@ static void collect_returned(fi_parent *parent)
         if (parent->slot[slot].phase != FI_LEASED)
             continue; /* released before it was taken */
         parent->leased--;
-        (not_again ? retire : make_free)(parent, slot);
+        (not_again ? retire : fi_make_free)(parent, slot);
     }
 }
 
@@ -318,7 +303,7 @@ void fi_parent_collect(fi_parent *parent)
     for (uint32_t slot = 0; parent->draining > 0 && slot < ring->geometry.slots; slot++) {
         if (parent->slot[slot].phase == FI_DRAIN && drained(ring, slot, &parent->slot[slot])) {
             parent->draining--;
-            make_free(parent, slot);
+            fi_make_free(parent, slot);
         }
     }
 }
@@ -351,16 +336,12 @@ static void move_head(fi_parent *parent)
     fi_store_release(&parent->ring->board->head, parent->head); /* pairs with W2 */
 }
 
-static bool is_complete(const fi_parent *parent, uint32_t slot, uint32_t *flags)
-{
-    uint64_t state = fi_load_acquire(&parent->ring->slots[slot].state); /* A3, pairs with W6 */
-    *flags = fi_word_flags(state) & 15;
-    return state == fi_ready_word(parent->slot[slot].q, *flags);
-}
-
 bool fi_parent_is_ready(const fi_parent *parent, uint32_t slot, uint32_t *flags)
 {
-    return is_complete(parent, slot, flags) || parent->slot[slot].corrupt;
+    const fi_slot_record *record = parent->slot + slot;
+    uint64_t state = fi_load_acquire(&parent->ring->slots[slot].state); /* A3, pairs with W6 */
+    *flags = fi_word_flags(state) & 15;
+    return state == fi_ready_word(record->q, *flags) || record->corrupt;
 }
 
 int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
@@ -410,13 +391,13 @@ static bool has_origin(const fi_slot *s, const fi_origin *own)
            fi_load_relaxed(&s->epoch_size) == own->epoch_size;
 }
 
-/* What a worker was told wrongly, it has done wrongly: another example, or columns elsewhere, or
- * random numbers of another. */
+/* A worker that read a corrupt word here fetched another example, wrote columns elsewhere, or drew
+ * the random numbers of another example. */
 static int check_task(const fi_parent *parent, uint32_t slot, uint32_t *row, uint64_t *word)
 {
     const fi_slot_record *record = parent->slot + slot;
     const fi_slot *s = parent->ring->slots + slot;
-    const int64_t *own = own_indices(parent, slot);
+    const int64_t *own = fi_own_indices(parent, slot);
     const int64_t *shared = fi_row_index(parent->ring, slot, 0);
     uint32_t n = fi_load_relaxed(&s->n), schema = fi_load_relaxed(&s->schema);
     *row = 0;
@@ -462,7 +443,7 @@ int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *irregular,
 void fi_parent_take(fi_parent *parent, uint32_t slot, bool copied)
 {
     if (copied) {
-        make_free(parent, slot);
+        fi_make_free(parent, slot);
     } else {
         parent->slot[slot].phase = FI_LEASED;
         parent->leased++;
@@ -472,7 +453,7 @@ void fi_parent_take(fi_parent *parent, uint32_t slot, bool copied)
 
 /* ---- reset ----------------------------------------------------------------------------------- */
 
-/* Who only fetches a row has written nothing, and never will: its swap to OWNED fails. */
+/* A worker that only fetches a row has written nothing, and never will: its swap to OWNED fails. */
 static void cancel_unowned(_Atomic uint64_t *place, uint64_t q)
 {
     uint64_t word = fi_load_relaxed(place);
@@ -503,7 +484,7 @@ int fi_parent_move(fi_parent *parent, uint32_t from, uint32_t to, uint32_t schem
 {
     const fi_slot_record *record = parent->slot + from;
     start_drain(parent, from);
-    return put_batch(parent, to, own_indices(parent, from), record->n, schema, heap, limit,
+    return put_batch(parent, to, fi_own_indices(parent, from), record->n, schema, heap, limit,
                      single, record->q);
 }
 
@@ -527,7 +508,7 @@ void fi_parent_reset(fi_parent *parent)
 void fi_parent_drop(fi_parent *parent, uint32_t slot)
 {
     if (parent->slot[slot].corrupt) {
-        make_free(parent, slot);
+        fi_make_free(parent, slot);
     } else {
         start_drain(parent, slot);
         /* READY was not true: a worker that still writes a row must find CANCELLED when it leaves (W7). */
@@ -537,153 +518,7 @@ void fi_parent_drop(fi_parent *parent, uint32_t slot)
     move_head(parent);
 }
 
-/* ---- recovery -------------------------------------------------------------------------------- */
-
-/* The protocol writes no flags beside an owner; corrupt ones must not hide the loss. */
-static bool is_of(uint64_t word, uint64_t q, uint32_t worker, uint32_t code)
-{
-    return (word & ~(uint64_t)0xff) == fi_word(q, worker, code, 0);
-}
-
-static bool has_row(uint64_t word, uint64_t q, uint32_t worker, bool is_written)
-{
-    return (is_written && is_of(word, q, worker, FI_OWNED)) || is_of(word, q, worker, FI_FETCH);
-}
-
-/* Does a worker fetch a row that it has announced only? Then the row is free already. */
-static bool has_announced(const fi_parent *parent, uint32_t worker, uint32_t slot, uint32_t row)
-{
-    const fi_ring *ring = parent->ring;
-    uint64_t q = parent->slot[slot].q;
-    return fi_worker_stat_fetches(ring->worker_stats + worker, own_indices(parent, slot)[row]) &&
-           fi_load_acquire(fi_row_word(ring, slot, row)) == fi_word(q, 0, FI_TODO, 0);
-}
-
-uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses, uint32_t most)
-{
-    const fi_ring *ring = parent->ring;
-    uint32_t found = 0;
-    for (uint32_t slot = 0; slot < ring->geometry.slots; slot++) {
-        const fi_slot_record *record = parent->slot + slot;
-        if (!scheduled(record))
-            continue;
-        for (uint32_t row = 0; row < record->n && found < most; row++) {
-            if (has_row(fi_load_acquire(fi_row_word(ring, slot, row)), record->q, worker, true))
-                losses[found++] = (fi_loss){slot, row, record->q};
-        }
-        if (found < most &&
-            is_of(fi_load_acquire(&ring->slots[slot].state), record->q, worker, FI_FINISHING))
-            losses[found++] = (fi_loss){slot, FI_LOSS_FINISH, record->q};
-    }
-    for (uint32_t slot = 0; found == 0 && most > 0 && slot < ring->geometry.slots; slot++) {
-        const fi_slot_record *record = parent->slot + slot;
-        for (uint32_t row = 0; scheduled(record) && row < record->n && found == 0; row++)
-            if (has_announced(parent, worker, slot, row))
-                losses[found++] = (fi_loss){slot, row, record->q};
-    }
-    return found;
-}
-
-void fi_parent_return(fi_parent *parent, uint32_t worker, bool is_dead, const fi_loss *loss, bool poison)
-{
-    fi_ring *ring = parent->ring;
-    bool filling = parent->slot[loss->slot].phase == FI_FILL;
-    if (loss->row == FI_LOSS_FINISH) {
-        if (!is_dead)
-            return;
-        uint64_t back = !filling ? fi_word(loss->q, 0, FI_CANCELLED, 0)
-                        : poison ? fi_ready_word(loss->q, FI_FINISH_POISON)
-                                 : fi_word(loss->q, 0, FI_FILLING, 0);
-        fi_store_release(&ring->slots[loss->slot].state, back);
-        return;
-    }
-    uint32_t code = !filling ? FI_CANCELLED : poison ? FI_POISON : FI_TODO;
-    /* A1, pairs with W5: the next owner may overwrite what the dead one left. A swap, since a row that was only
-     * fetched may have got another owner. */
-    _Atomic uint64_t *place = fi_row_word(ring, loss->slot, loss->row);
-    uint64_t word = fi_load_relaxed(place);
-    if (poison && has_announced(parent, worker, loss->slot, loss->row))
-        (void)fi_parent_give_up_row(parent, loss->slot, loss->row);
-    while (has_row(word, loss->q, worker, is_dead) &&
-           !atomic_compare_exchange_weak_explicit(place, &word, fi_word(loss->q, 0, code, 0),
-                                                  memory_order_release, memory_order_relaxed)) {
-    }
-    fi_worker_stat_fetch_ends(ring->worker_stats + worker); /* or it would have announced the row */
-}
-
-/* R3 and R4: every hint back to the start, then tell the workers to sweep again from the head. */
-static void rewind_hints(fi_parent *parent)
-{
-    fi_ring *ring = parent->ring;
-    for (uint32_t slot = 0; slot < ring->geometry.slots; slot++) {
-        const fi_slot_record *record = parent->slot + slot;
-        if (record->phase != FI_FILL)
-            continue;
-        fi_store_release(&ring->slots[slot].claim, fi_claim_word(record->q, 0)); /* R3 */
-        fi_store_relaxed(ring->map + record->q % ring->geometry.slots, slot);
-    }
-    fi_store_release(&ring->board->head, parent->head);
-    fi_store_release(&ring->board->tail, parent->tail);
-    fi_store_relaxed(&ring->board->stop, parent->stopping);
-    fi_store_relaxed(&ring->board->worker_count, parent->worker_count);
-    atomic_fetch_add_explicit(&ring->board->redo, 1, memory_order_release); /* R4, pairs with W1 */
-}
-
-void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
-{
-    rewind_hints(parent);
-    fi_store_relaxed(parent->ring->bells + worker, 0); /* R5 */
-    if (bell_pipe >= 0)
-        fi_event_drain(bell_pipe);
-}
-
-void fi_parent_restore_hints(fi_parent *parent)
-{
-    rewind_hints(parent);
-    fi_fence(4); /* F4 (D2), pairs with F3: redo before the bells are overwritten */
-    for (uint32_t w = 0; w < parent->ring->geometry.workers; w++)
-        fi_bell_force(parent->ring->bells + w, parent->bell_pipes ? parent->bell_pipes[w] : -1);
-}
-
-void fi_parent_offer_singly(fi_parent *parent)
-{
-    for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++)
-        if (parent->slot[slot].phase == FI_FILL)
-            fi_store_relaxed(&parent->ring->slots[slot].single, 1);
-}
-
-bool fi_parent_is_asleep(const fi_parent *parent, uint32_t worker)
-{
-    return fi_load_relaxed(parent->ring->bells + worker) == 1;
-}
-
-bool fi_parent_stalled(const fi_parent *parent)
-{
-    const fi_ring *ring = parent->ring;
-    uint32_t slot, flags;
-    if (parent->head == parent->tail && parent->draining == 0)
-        return false;
-    /* Acquire, and the state after the bells: a READY was stored before its worker's bell (F2). */
-    uint32_t workers = parent->worker_count > 0 ? parent->worker_count : ring->geometry.workers;
-    for (uint32_t w = 0; w < workers; w++)
-        if (fi_load_acquire(ring->bells + w) != 1)
-            return false;
-    return fi_parent_ready(parent, &slot, &flags) != FI_OK;
-}
-
-void fi_parent_give_up(fi_parent *parent)
-{
-    uint32_t flags;
-    for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++) {
-        fi_slot_record *record = parent->slot + slot;
-        if (record->phase == FI_FILL) {
-            record->corrupt = !is_complete(parent, slot, &flags);
-        } else if (record->phase == FI_DRAIN) {
-            parent->draining--;
-            make_free(parent, slot);
-        }
-    }
-}
+/* ---- settings --------------------------------------------------------------------------------- */
 
 void fi_parent_set_hedge(fi_parent *parent, double share)
 {

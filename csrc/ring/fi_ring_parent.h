@@ -41,6 +41,18 @@ typedef struct fi_parent {
     bool stopping;
 } fi_parent;
 
+/* For the files of this half alone: what the workers were told, and a slot that may be scheduled again. */
+static inline int64_t *fi_own_indices(const fi_parent *parent, uint32_t slot)
+{
+    return parent->indices + (size_t)slot * parent->ring->geometry.rows;
+}
+
+static inline void fi_make_free(fi_parent *parent, uint32_t slot)
+{
+    parent->slot[slot].phase = FI_FREE;
+    parent->free_stack[parent->free_count++] = slot;
+}
+
 /* `spares` of the geometry's slots stay aside. Allocates; ENOMEM. */
 int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes);
 void fi_parent_clear(fi_parent *parent);
@@ -114,7 +126,7 @@ uint32_t fi_parent_usable(const fi_parent *parent);
 /* X1 to X4: forgets all that is scheduled. Waits for nothing. */
 void fi_parent_reset(fi_parent *parent);
 
-/* What a dead worker owned. */
+/* A row, or a finish, that a dead worker owned. */
 typedef struct fi_loss {
     uint32_t slot;
     uint32_t row; /* FI_LOSS_FINISH: it was finishing the slot */

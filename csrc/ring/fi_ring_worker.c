@@ -1,10 +1,10 @@
 /* The worker's half of the ring.
  *
- * model/ring.pml is this file and fi_ring_parent.c for the model checker. Its actions here: turn is
- * enter_slot (W1 to W3), claim take_range (W4), rows fi_row_own and fi_row_done (W5), check
- * all_done and the swap in fi_worker_next (W6), READY fi_worker_ready (W6), after_check the end of
- * fi_worker_next (W7), sleep sleep_for_work (B1 to B4). model/README.md has the parent's. A change
- * of a step changes the model too; a change of an order, model/orders.py.
+ * model/ring.pml is this file, fi_ring_parent.c and fi_ring_recovery.c for the model checker. Its
+ * actions here: turn is enter_slot (W1 to W3), claim take_range (W4), rows fi_row_own and fi_row_done
+ * (W5), check all_done and the swap in fi_worker_next (W6), READY fi_worker_ready (W6), after_check
+ * the end of fi_worker_next (W7), sleep sleep_for_work (B1 to B4). model/README.md has the parent's.
+ * A change of a step changes the model too; a change of an order, model/orders.py.
  */
 #include "ring/fi_ring_worker.h"
 

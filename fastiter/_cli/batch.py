@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from typing import Any
 
 import fastiter
+from fastiter._cli.profile.loading import UsageError, load
 from fastiter.iterators.samplers.epoch_sampler import EpochSampler, SamplerRecord
 
-_WRONG = (AttributeError, ImportError, LookupError, OSError, TypeError, ValueError)
+_WRONG = (LookupError, OSError, TypeError, UsageError, ValueError)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _made(name: str) -> Any:
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise ValueError(f"--iterator must be MODULE:FUNCTION, not {name!r}")
-    sys.path.insert(0, "")
-    make = getattr(importlib.import_module(module), function)
+    make = load(name, "--iterator MODULE:FUNCTION")
     if not callable(make):
         raise TypeError(f"{name} is no function, but {make!r:.80}")
     try:
@@ -61,19 +57,6 @@ def _made(name: str) -> Any:
     if not hasattr(iterator, "batch_at"):
         raise TypeError(f"{name} must return an iterator of fastiter, not {iterator!r:.80}")
     return iterator
-
-
-class _Length:
-    """A dataset that has a length only."""
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitem__(self, i: int) -> int:
-        return i
 
 
 def _of_state(state: Any) -> Any:
@@ -98,7 +81,7 @@ def _of_state(state: Any) -> Any:
         words: Any = cuts.get("seed", state["example_seed"])
         sampler.seed = (words[0] % 2**64, words[1] % 2**64)
     return fastiter.SerialIterator(
-        _Length(n_examples),
+        range(n_examples),  # only its length counts
         cuts["batch_size"],
         rank=0,
         num_ranks=cuts.get("num_ranks", 1),

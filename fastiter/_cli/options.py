@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 
 def positive(text: str) -> int:
     """An integer of at least 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, not {text!r}")
-    return number
+    with contextlib.suppress(ValueError):
+        if (number := int(text)) >= 1:
+            return number
+    raise argparse.ArgumentTypeError(f"expected an integer of at least 1, not {text!r}")
 
 
 def positives(text: str) -> list[int]:
@@ -23,10 +21,7 @@ def positives(text: str) -> list[int]:
 
 def seconds(text: str) -> float:
     """A number of seconds below a million."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1e6:
-        raise argparse.ArgumentTypeError(f"expected seconds from 0 to 1,000,000, not {text!r}")
-    return number
+    with contextlib.suppress(ValueError):
+        if 0 <= (number := float(text)) < 1e6:
+            return number
+    raise argparse.ArgumentTypeError(f"expected seconds from 0 to 1,000,000, not {text!r}")

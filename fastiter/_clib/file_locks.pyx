@@ -171,9 +171,8 @@ cdef class Hold:
     cdef bint change(self, uint64_t number, bint alone) except -1:
         cdef int32_t *users = &self.locks.users[number]
         cdef bint is_mine = self.find(number) >= 0
-        if users[0] == (ALONE if alone else 1) and is_mine:
-            return True
-        if not alone and is_mine and users[0] > 0:
+        cdef bint is_granted = False
+        if is_mine and (users[0] == ALONE if alone else users[0] > 0):
             return True
         if not is_mine:
             if users[0] == ALONE or (alone and users[0] > 0):
@@ -182,17 +181,14 @@ cdef class Hold:
         elif alone and users[0] > 1:
             return False
         try:
-            if (users[0] > 0 and not alone) or self.locks.set(
-                    number, FI_EXCLUSIVE if alone else FI_SHARED):
-                users[0] = ALONE if alone else (1 if users[0] == ALONE else users[0] + 1)
-                return True
-        except BaseException:
-            if not is_mine:
+            is_granted = (users[0] > 0 and not alone) or self.locks.set(
+                number, FI_EXCLUSIVE if alone else FI_SHARED)
+        finally:
+            if not is_granted and not is_mine:
                 self.count -= 1
-            raise
-        if not is_mine:
-            self.count -= 1
-        return False
+        if is_granted:
+            users[0] = ALONE if alone else (1 if users[0] == ALONE else users[0] + 1)
+        return is_granted
 
     def release(self, uint64_t number):
         """Gives one lock back, if this hold has it."""

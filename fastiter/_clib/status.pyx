@@ -65,11 +65,6 @@ cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
     raise OSError(rc, f"{what}: {os.strerror(rc)}")
 
 
-def available_memory():
-    """Bytes that may still be allocated, within the limits of machine and control group."""
-    return fi_memory_available()
-
-
 def free_pages(int fd, uint64_t offset, uint64_t nbytes):
     """Gives pages of shared memory back."""
     with nogil:
@@ -82,7 +77,7 @@ def now():
 
 
 def memory_available():
-    """Bytes that may be allocated before the machine or a control group runs out."""
+    """Bytes that may still be allocated, within the limits of machine and control group."""
     return fi_memory_available()
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-import operator
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fastiter._collate.numpy_fallback import LAST, OnLeft
 from fastiter._ring.schema import BARE
+from fastiter._util.arguments import checked_optional_int
+
+_length = functools.partial(checked_optional_int, maximum=(1 << 40) - 1)
 
 
 class FieldRule(NamedTuple):
@@ -176,22 +179,6 @@ def _checked(name: str, given: Any, check: Callable[[str, Any], Any]) -> Any:
     if isinstance(given, dict):
         return {key: check(name, value) for key, value in given.items()}
     return check(name, given)
-
-
-def _length(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        length = operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"{name} must be an integer or None, or a tuple or a dict of these, not {value!r}"
-        ) from None
-    if not 1 <= length < 1 << 40:
-        raise ValueError(f"{name} must be from 1 to 2**40 - 1, not {length}")
-    return length
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -48,7 +48,7 @@ class Choosing(Around):
             return plan
         trial.n_left -= 1
         if trial.n_left < 0:
-            trial.look(self._timer, processes.n_prefetch)
+            trial.end_round(self._timer, processes.n_prefetch)
         if not trial.in_caller:
             return processes.make(plans, plan)
         if plan.work is not None:  # of the workers, which begin nothing more

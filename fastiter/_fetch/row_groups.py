@@ -564,10 +564,10 @@ class _Writer(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        if len(view) > 1 << 20 and len(view) > status.available_memory():
+        if len(view) > 1 << 20 and len(view) > status.memory_available():
             raise MemoryError(
                 f"{self.name}: decoding needs {len(view)} bytes more than {self.size}, and "
-                f"{status.available_memory()} are available: use a smaller window of the "
+                f"{status.memory_available()} are available: use a smaller window of the "
                 "BlockShuffleOrderSampler, or write smaller row groups"
             )
         self._groups.make_room(self._cell, self.size + len(view), self.size)

@@ -18,19 +18,19 @@ from fastiter._clib import status
 from fastiter._stats import bottleneck, timer
 
 if TYPE_CHECKING:
-    from fastiter._stats.stats import IteratorStats
+    from fastiter._stats.iterator_stats import IteratorStats
 
 FIRST_PREFETCH = 2
 MOST_PREFETCH = 16
 _WORKERS_PER_CPU = 4  # for datasets that wait for files or a network
 _FIRST_WORKERS = 4
-_LOOK_NS = 250_000_000
+_INTERVAL_NS = 250_000_000
 _LEAST_GAIN = 0.05  # of the throughput: what a change has to bring to stay
 _WINDOWS = 3  # whose median is the throughput: an example that takes long may fill one of them
-_PATIENCE = 40  # looks before a change that did not help is tried again, for each time it did not
+_PATIENCE = 40  # windows before a change that did not help is tried again, for each such time
 _MOST_REFUSALS = 5  # that count
-_EAGERNESS = 5  # looks that one counts as if workers are very busy, and others so desirable
-_CALM_LOOKS = 4  # in a row before the number of workers is reduced
+_EAGERNESS = 5  # windows that one counts as if workers are very busy, and others so desirable
+_CALM_WINDOWS = 4  # in a row before the number of workers is reduced
 _MEMORY_SHARE = 0.5  # of what is available, for what is added
 
 
@@ -77,16 +77,16 @@ class Tuner:
         self._due = 0
         self._marks: list[IteratorStats] = []  # where the last windows began and ended
         self._trial: _Trial | None = None
-        self._futile: dict[str, int] = {}  # looks until a setting is tried again
+        self._futile: dict[str, int] = {}  # windows until a setting is tried again
         self._refusals: dict[str, int] = {}  # how often in a row it did not help
         self._calm = 0
 
-    def look(self, pool: Adjustable, stats_of: Callable[[], IteratorStats]) -> None:
+    def tune(self, pool: Adjustable, stats_of: Callable[[], IteratorStats]) -> None:
         """Adjust the pool, if it is time to. Called before each batch is waited for."""
         now = timer.now()
         if now < self._due:
             return
-        self._due = now + _LOOK_NS
+        self._due = now + _INTERVAL_NS
         stats = stats_of()
         if stats.batches == 0 or not pool.is_steady():
             self._marks = []  # what starting workers use belongs to no measurement
@@ -106,8 +106,8 @@ class Tuner:
         """Settings with their new values, and why."""
         recent = self._marks[-1] - self._marks[0]
         diagnosis = bottleneck.diagnose(recent)
-        looks = _EAGERNESS if recent.busy > bottleneck.VERY_BUSY else 1
-        self._futile = {name: left - looks for name, left in self._futile.items() if left > looks}
+        passed = _EAGERNESS if recent.busy > bottleneck.VERY_BUSY else 1
+        self._futile = {name: left - passed for name, left in self._futile.items() if left > passed}
         self._calm = self._calm + 1 if diagnosis.verdict == "consumer-bound" else 0
         if len(self._marks) <= _WINDOWS:
             return {}, ""
@@ -134,7 +134,7 @@ class Tuner:
         for name in self.most.keys() & {"n_processes", "n_workers"}:
             workers = _current(recent, name)
             enough = max(1, math.ceil(1.5 * recent.busy * workers))
-            if self._calm >= _CALM_LOOKS and 2 * enough <= workers:
+            if self._calm >= _CALM_WINDOWS and 2 * enough <= workers:
                 self._calm = 0
                 return {name: enough}, f"workers {recent.busy:.0%} busy"
         return {}, ""

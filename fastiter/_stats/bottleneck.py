@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from fastiter._stats.stats import IteratorCounts, Verdict
 from fastiter._util.units import as_bytes
-
-if TYPE_CHECKING:
-    from fastiter._stats.stats import IteratorStats, Verdict
 
 # Below this share of waiting a faster loader would gain the loop too little to be worth a change.
 _LITTLE_WAITING = 0.1
@@ -67,7 +65,7 @@ class Diagnosis(NamedTuple):
     change: dict[str, int]  # arguments of the iterator to set
 
 
-def diagnose(stats: IteratorStats) -> Diagnosis:
+def diagnose(stats: IteratorCounts) -> Diagnosis:
     """Find out whether the loop waited for batches, or the workers for the loop."""
     steady = stats.next_seconds + stats.consumer_seconds
     # Batches that were prefetched before that time say nothing about it.
@@ -93,7 +91,7 @@ def diagnose(stats: IteratorStats) -> Diagnosis:
 
 
 def _diagnosis(
-    stats: IteratorStats,
+    stats: IteratorCounts,
     verdict: Verdict,
     advice: str,
     change: dict[str, int] | None = None,
@@ -108,7 +106,7 @@ def _diagnosis(
     return Diagnosis(verdict, _ADVICE[advice].format(**facts), change)
 
 
-def _not_waiting(stats: IteratorStats, steady: float) -> Diagnosis:
+def _not_waiting(stats: IteratorCounts, steady: float) -> Diagnosis:
     own = (stats.next_seconds - stats.wait_seconds) / steady
     if stats.n_workers and not stats.has_converter and own > 0.3:
         return _diagnosis(stats, "consumer-bound", "next() itself", own=own)
@@ -120,7 +118,7 @@ def _not_waiting(stats: IteratorStats, steady: float) -> Diagnosis:
     return _diagnosis(stats, "consumer-bound", "loop")
 
 
-def _on_cluster(stats: IteratorStats) -> Diagnosis:
+def _on_cluster(stats: IteratorCounts) -> Diagnosis:
     n = sum(node.workers for node in stats.nodes)
     if stats.busy >= _BUSY:
         change = {"n_workers": n + max(1, n // 2)}
@@ -131,13 +129,13 @@ def _on_cluster(stats: IteratorStats) -> Diagnosis:
     return _diagnosis(stats, "loader-bound", "network", change, n=n, rate=rate, hint=hint)
 
 
-def _more_prefetch(stats: IteratorStats) -> dict[str, int]:
+def _more_prefetch(stats: IteratorCounts) -> dict[str, int]:
     if stats.n_prefetch >= _MOST_PREFETCH:
         return {}
     return {"n_prefetch": min(max(2 * stats.n_prefetch, 4), _MOST_PREFETCH)}
 
 
-def _workers_busy(stats: IteratorStats, steady: float) -> Diagnosis:
+def _workers_busy(stats: IteratorCounts, steady: float) -> Diagnosis:
     active = stats.workers[: stats.n_workers]
     busy = sum(worker.busy_seconds for worker in active)
     cpu = sum(worker.cpu_seconds for worker in active)
@@ -179,7 +177,7 @@ def _needed(work: float, seconds: float, cpus: float, each: float) -> int:
 # ---- summary -------------------------------------------------------------------------------------
 
 
-def summary(stats: IteratorStats) -> str:
+def summary(stats: IteratorCounts) -> str:
     """One line and a table."""
     diagnosis = diagnose(stats)
     rate = stats.examples_per_second
@@ -227,7 +225,7 @@ def summary(stats: IteratorStats) -> str:
     return "\n".join(lines)
 
 
-def _times(stats: IteratorStats) -> str:
+def _times(stats: IteratorCounts) -> str:
     own = stats.next_seconds - stats.wait_seconds
     parts = [
         f"{stats.start_seconds:.2f} s start" if stats.start_seconds else "",
@@ -238,7 +236,7 @@ def _times(stats: IteratorStats) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _events(stats: IteratorStats) -> str:
+def _events(stats: IteratorCounts) -> str:
     """Rare events, most of which cost time."""
     counts = {
         "errors": stats.errors,

@@ -26,7 +26,7 @@ class GatherTrial:
     def __init__(self) -> None:
         self.in_caller = False
         self.n_batches = 0  #: that the caller has gathered
-        self.n_left = 0  #: batches until `look` is due
+        self.n_left = 0  #: batches until `end_round` is due
         self.changes: list[str] = []
         self._mark: tuple[int, float] | None = None  # batches and seconds when the round began
         self._rounds: list[float] = []  # seconds of a batch
@@ -34,7 +34,7 @@ class GatherTrial:
         self._slower = float("inf")  # likewise, of the way that lost the last trial
         self._pause = self._n_to_come = 1  # rounds before the next trial
 
-    def look(self, timer: Timer, n_ahead: int) -> None:
+    def end_round(self, timer: Timer, n_ahead: int) -> None:
         """End a round, and decide where the next one is gathered."""
         _, seconds, *_ = timer.read()
         if self._mark is not None and timer.batches > self._mark[0]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastiter._stats.timer import Timer, now
 from fastiter._util.context import Closing
 from fastiter._util.start_default import default_method_kept
 
-if TYPE_CHECKING:
-    from fastiter.iterators._base import PlannedIterator
-
 _SHARE_NS = 500_000_000  # at least; the share of waiting is of such a time, and drawn as often
 
 
-def progress(iterator: PlannedIterator, **options: Any) -> Progress:
+def progress(iterator: Iterator[Any], **options: Any) -> Progress:
     """Iterate over batches and draw a bar: epoch, examples, examples/s, time spent waiting.
 
     ``for batch in fastiter.progress(iterator): ...`` iterates over the iterator's batches. The bar
@@ -58,7 +55,7 @@ def progress(iterator: PlannedIterator, **options: Any) -> Progress:
 class Progress(Closing, Iterator[Any]):
     """The iterator that `progress` returns."""
 
-    def __init__(self, iterator: PlannedIterator, options: dict[str, Any]) -> None:
+    def __init__(self, iterator: Any, options: dict[str, Any]) -> None:
         self._bar: Any = None
         timer = getattr(iterator, "_timer", None)
         if not isinstance(timer, Timer):

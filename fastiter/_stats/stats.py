@@ -1,12 +1,9 @@
-"""Statistics of an iterator and of its workers."""
+"""Counters of an iterator and of its workers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
-
-from fastiter._stats import bottleneck
 
 if TYPE_CHECKING:
     from fastiter._ring.parent import Report
@@ -93,7 +90,7 @@ class WorkerStats:
         return (self.busy - self.finish) * _share(part, self.fetch_seconds + self.write_seconds)
 
     def __sub__(self, earlier: WorkerStats) -> WorkerStats:
-        return _difference(self, earlier)
+        return difference(self, earlier)
 
 
 class NodeStats(NamedTuple):
@@ -110,87 +107,8 @@ class NodeStats(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class IteratorStats:
-    """Counters of an iterator, and the time that the loop waited for it.
-
-    ``iterator.stats()`` counts since the first ``next()``; the difference ``later - earlier`` of
-    two such statistics covers the time between. Counters are never reset. ``str()``, or `summary`,
-    formats them for reading.
-
-    Attributes
-    ----------
-    iterator : str
-        The iterator's class.
-    batches, examples : int
-        Numbers of delivered batches and examples.
-    errors : int
-        Calls of ``next()`` that raised an exception of the dataset or the converter.
-    skipped : int
-        Examples left out because the dataset raised: see ``on_error``.
-    bytes_written : int
-        Bytes that worker processes wrote into shared memory: the copy that an example costs.
-    start_seconds : float
-        Time in ``next()`` until the first batch, while workers started and loaded the dataset.
-    next_seconds : float
-        Time in ``next()`` since the first batch.
-    wait_seconds : float
-        Part of `next_seconds` in which the caller was blocked, since the batch was not complete;
-        all of `next_seconds` if the caller itself fetches.
-    consumer_seconds : float
-        Time between calls of ``next()``, in the loop's body. After the end of an iteration,
-        a reset or a loaded snapshot, time counts again from the next call.
-    cpu_seconds : float
-        CPU time of the caller's process since the first call: of all its threads, but not of worker
-        processes.
-    workers_are : str
-        'processes' or 'threads'; 'none' if the caller fetches.
-    batch_size, n_workers, n_prefetch : int
-        Present settings; with 0 workers the caller fetches. ``batch_size`` is None with a batch
-        sampler.
-    has_converter : bool
-        Whether ``next()`` returns the result of a converter.
-    cpus : float
-        CPUs that this process may use, by its affinity and the quota of its control group.
-    ready : int
-        Batches that are complete at this moment and wait for the caller.
-    slots : int
-        Batches that the ring has room for: prefetched, held by the caller, and spare.
-    calls, ready_sum : int
-        Number of measurements of `mean_ready`, and their sum.
-    spills : int
-        Examples that fitted no column and were pickled, after columns were known.
-    copied_out : int
-        Batches that were copied out of the ring, since the caller held too many of them.
-    deaths, replacements : int
-        Workers that were replaced after a death, and after ``maxtasksperchild`` batches.
-    changes : tuple of str
-        Changes made by automatic settings so far, with their reasons, in order; and the batches
-        from which on the caller gathers rows instead of the workers, or the workers again.
-    workers : tuple of WorkerStats
-        Statistics of each worker, by number; workers beyond ``n_workers`` have left.
-    retired : int
-        Slots that are never used again, each with the memory of a batch: the program forked while
-        it held their batches, and the child may still hold them.
-    timeouts : int
-        Workers that were replaced since they took longer than ``dataset_timeout``, with
-        ``on_timeout='retry'``.
-    abandoned : int
-        Workers of these that have not ended yet, since SIGKILL does not end them; or threads that
-        hang.
-    tokens_read : int
-        Tokens of the rows that were delivered, padding not counted, of a `fastiter.tokens` dataset;
-        else 0.
-    row_groups_decoded : int
-        Row groups of Parquet files that were decoded, by all processes.
-    hedged, won : int
-        Examples that a second worker has begun to fetch, since they were slow, with ``hedge``; and
-        examples of these whose second fetch ended first.
-    gathered_here : int
-        Batches that the caller of `MultiprocessIterator` itself gathered from arrays or columns,
-        since that is faster than to have workers do it.
-    nodes : tuple of NodeStats
-        Statistics of each node of the cluster, of a `fastiter.ray.RayIterator`; else empty.
-    """
+class IteratorCounts:
+    """Counters of an iterator, and shares that follow from them; `IteratorStats` explains them."""
 
     iterator: str
     batches: int
@@ -260,65 +178,14 @@ class IteratorStats:
         active = self.workers[: self.n_workers]
         return sum(worker.busy for worker in active) / max(len(active), 1)
 
-    @property
-    def verdict(self) -> Verdict:
-        """The bottleneck: 'loader-bound' (the loop waits for batches), 'consumer-bound' (workers
-        wait for the loop), 'balanced' (both are busy), or 'unknown' (not enough data yet)."""
-        return bottleneck.diagnose(self).verdict
-
-    @property
-    def advice(self) -> str:
-        """Advice, in a sentence or two."""
-        return bottleneck.diagnose(self).advice
-
-    @property
-    def change(self) -> Mapping[str, int]:
-        """Arguments of the iterator to change, and their values; empty if none would help."""
-        return bottleneck.diagnose(self).change
-
-    def summary(self) -> str:
-        """One line that says how fast it is and what limits it, and a table below it."""
-        return bottleneck.summary(self)
-
-    def __str__(self) -> str:
-        return self.summary()
-
-    def __sub__(self, earlier: IteratorStats) -> IteratorStats:
-        """Counters of the time between two ``stats()`` of one iterator."""
-        if self.iterator != earlier.iterator or self.batches < earlier.batches:
-            raise ValueError(
-                f"cannot subtract statistics of {earlier.iterator} after {earlier.batches} batches "
-                f"from those of {self.iterator} after {self.batches}: take both from one iterator, "
-                "and subtract the earlier one from the later one"
-            )
-        before = {worker.number: worker for worker in earlier.workers}
-        workers = tuple(
-            worker - before[worker.number] if worker.number in before else worker
-            for worker in self.workers
-        )
-        known = {node.node: node for node in earlier.nodes}
-        nodes = tuple(n - known[n.node] if n.node in known else n for n in self.nodes)
-        difference = _difference(self, earlier)
-        changes = self.changes[len(earlier.changes) :]
-        return dataclasses.replace(difference, workers=workers, changes=changes, nodes=nodes)
-
 
 # Numbers that a difference keeps as they are.
-_SETTINGS = {
-    "batch_size",
-    "n_workers",
-    "n_prefetch",
-    "cpus",
-    "ready",
-    "slots",
-    "number",
-    "pid",
-    "abandoned",
-}
-_Counters = TypeVar("_Counters", IteratorStats, WorkerStats)
+_SETTINGS = {"batch_size", "n_workers", "n_prefetch", "cpus", "ready", "slots"}
+_SETTINGS |= {"number", "pid", "abandoned"}
+_Counted = TypeVar("_Counted", bound=IteratorCounts | WorkerStats)
 
 
-def _difference(later: _Counters, earlier: _Counters) -> _Counters:
+def difference(later: _Counted, earlier: _Counted) -> _Counted:
     """``later`` with the counters of ``earlier`` subtracted; none gets below 0, since counters are
     read one after the other while workers continue."""
     counters: dict[str, Any] = {}

@@ -28,13 +28,9 @@ def checked_int(name: str, value: Any, *, minimum: int = 1, maximum: int | None 
     return number
 
 
-def checked_optional_int(
-    name: str, value: Any, *, minimum: int = 1, maximum: int | None = None
-) -> int | None:
+def checked_optional_int(name: str, value: Any, **limits: Any) -> int | None:
     """Like `checked_int`, or None."""
-    if value is None:
-        return None
-    return checked_int(name, value, minimum=minimum, maximum=maximum)
+    return None if value is None else checked_int(name, value, **limits)
 
 
 def checked_seconds(name: str, value: Any) -> float | None:

@@ -61,22 +61,22 @@ def _ranks_of_launcher() -> tuple[int, int] | None:
     """
     passing = "pass rank and num_ranks"
     for launcher, *variables in _ENVIRONMENT:
-        told = [os.environ.get(name) for name in variables]
-        if told == [None, None]:
+        values = [os.environ.get(name) for name in variables]
+        if values == [None, None]:
             continue
         if launcher == "SLURM" and "SLURM_STEP_ID" not in os.environ:
-            if told[1] in (None, "1"):
+            if values[1] in (None, "1"):
                 continue
             raise ValueError(
-                f"SLURM_NTASKS is {told[1]}, but this process is in no job step (SLURM_STEP_ID is "
-                f"not set): start the program by srun, or {passing}"
+                f"SLURM_NTASKS is {values[1]}, but this process is in no job step (SLURM_STEP_ID "
+                f"is not set): start the program by srun, or {passing}"
             )
         try:
-            rank, count = (checked_int(launcher, int(value or ""), minimum=0) for value in told)
+            rank, count = (checked_int(launcher, int(value or ""), minimum=0) for value in values)
         except ValueError:
             raise ValueError(
                 f"{variables[0]} and {variables[1]} must be numbers, as {launcher} sets them, but "
-                f"are {told[0]!r} and {told[1]!r}: {passing}"
+                f"are {values[0]!r} and {values[1]!r}: {passing}"
             ) from None
         return _checked(rank, count, (variables[0], variables[1]))
     return None

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._packed import Column, pack
 from fastiter.datasets._parts import iterated
 
@@ -64,28 +65,51 @@ def listed_paths(paths: Any) -> Column:
     return pack(lines)
 
 
-def listed_pairs(pairs: Any) -> Column:
-    """Pack a list of (path, label), or the lines of a text file if its name is given."""
+def listed_pairs(pairs: Any) -> tuple[list[Any], list[Any]]:
+    """The paths and the labels of a list of (path, label), or of a text file by its name."""
     found: list[tuple[Any, Any]] = []
     if not isinstance(pairs, (str, os.PathLike)):
         listed = iterated("pairs", f"a list of (path, label), or {_FILE}", pairs)
         for number, pair in enumerate(listed):
             try:
                 path, label = pair
-                found.append((path, label))
             except (TypeError, ValueError):
                 raise ValueError(
                     f"entry {number} of pairs must be (path, label), not {pair!r}"
                 ) from None
-        return pack(found)
-    with open(pairs) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                path, label = line.split()
-                found.append((path, int(label)))
-            except ValueError:
-                raise ValueError(
-                    f"line {number} of {os.fspath(pairs)} must be a path and an integer, "
-                    f"separated by a space, not {line.rstrip()!r}"
-                ) from None
-    return pack(found)
+            found.append((path, label))
+    else:
+        with open(pairs) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    path, label = line.split()
+                    found.append((path, int(label)))
+                except ValueError:
+                    raise ValueError(
+                        f"line {number} of {os.fspath(pairs)} must be a path and an integer, "
+                        f"separated by a space, not {line.rstrip()!r}"
+                    ) from None
+    return [path for path, _ in found], [label for _, label in found]
+
+
+class LabeledImages(DatasetMixin):
+    """Pairs of an image, which a subclass reads, and an array of its label."""
+
+    def __init__(self, labels: list[Any], dtype: Any) -> None:
+        self._labels = pack(labels)
+        self._label_dtype = dtype
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def _image(self, row: int) -> Any:
+        raise NotImplementedError
+
+    def get_example(self, i: int) -> Any:
+        """Read image ``i`` and get its label; negative indices count from the end.
+
+        Raises IndexError if there is no such example, KeyError if an archive lacks its image, and
+        the errors of `ImageDataset` or `ZippedImageDataset`.
+        """
+        row = row_at(i, len(self._labels))
+        return self._image(row), np.array(self._labels[row], dtype=self._label_dtype)

@@ -30,7 +30,7 @@ class Column:
     def __getitem__(self, i: int) -> Any:
         raise NotImplementedError
 
-    def part(self, start: int, stop: int) -> list[Any]:
+    def values(self, start: int, stop: int) -> list[Any]:
         """Make the values from `start` to `stop`."""
         return [self[i] for i in range(start, stop)]
 
@@ -102,7 +102,7 @@ class Numbers(Rows):
     def __getitem__(self, i: int) -> Any:
         return self._data.item(i)
 
-    def part(self, start: int, stop: int) -> list[Any]:
+    def values(self, start: int, stop: int) -> list[Any]:
         values: list[Any] = self._data[start:stop].tolist()
         return values
 
@@ -177,7 +177,7 @@ class Runs(_Spans):
         self._items = items
 
     def __getitem__(self, i: int) -> Any:
-        items = self._items.part(self._ends.item(i), self._ends.item(i + 1))
+        items = self._items.values(self._ends.item(i), self._ends.item(i + 1))
         return items if self._kind is list else tuple(items)
 
 

@@ -231,7 +231,7 @@ class ArrowDataset(DatasetMixin):
             known = names
             is_asked = self._names is not None or isinstance(self._padding, Mapping) or self._decode
             if source.format["type"] == "custom" and is_asked and len(source):
-                # What it raises, it raises again where rows that fail may be skipped.
+                # An exception comes again where rows that fail may be skipped.
                 with contextlib.suppress(Exception):
                     known = list(source.__getitems__([0])[0])
             self._own_names = known
@@ -509,7 +509,7 @@ def table_source(dataset: Any) -> Any:
     """The `ArrowDataset` of a table or of a path to one; any other dataset as it is."""
     pa = sys.modules.get("pyarrow")
     tables = () if pa is None else (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array)
-    # Nobody trains on the letters of a str.
+    # A str is a path: no dataset consists of the letters of a text.
     return ArrowDataset(dataset) if isinstance(dataset, (str, os.PathLike, *tables)) else dataset
 
 

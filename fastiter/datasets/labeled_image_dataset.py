@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
-from fastiter.dataset.mixin import DatasetMixin, row_at
-from fastiter.datasets._images import image_dtype, listed_pairs, read_image
+from fastiter.datasets._images import LabeledImages, image_dtype, listed_pairs
+from fastiter.datasets.image_dataset import ImageDataset
 
 __all__ = ["LabeledImageDataset"]
 
 
-class LabeledImageDataset(DatasetMixin):
+class LabeledImageDataset(LabeledImages):
     """Images in files, with labels.
 
     An example is a tuple of an image, like those of `ImageDataset`, and an array.
@@ -32,17 +31,10 @@ class LabeledImageDataset(DatasetMixin):
     def __init__(
         self, pairs: Any, root: Any = ".", dtype: Any = None, label_dtype: Any = np.int32
     ) -> None:
-        self._dtype = image_dtype(dtype)
-        self._pairs = listed_pairs(pairs)
-        self._root = os.path.abspath(root)
-        self._label_dtype = label_dtype
+        image_dtype(dtype)  # without Pillow, no list is read
+        paths, labels = listed_pairs(pairs)
+        super().__init__(labels, label_dtype)
+        self._images = ImageDataset(paths, root, dtype)
 
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def get_example(self, i: int) -> Any:
-        """Read image ``i`` as `ImageDataset.get_example` does, and get its label."""
-        path, label = self._pairs[row_at(i, len(self._pairs))]
-        path = os.path.join(self._root, path)
-        image = read_image(path, path, self._dtype)
-        return image, np.array(label, dtype=self._label_dtype)
+    def _image(self, row: int) -> Any:
+        return self._images.get_example(row)

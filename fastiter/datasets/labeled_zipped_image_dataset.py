@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from fastiter._util.context import Closing
-from fastiter.dataset.mixin import DatasetMixin, row_at
-from fastiter.datasets._images import listed_pairs
-from fastiter.datasets._zip import ZipArchive
+from fastiter.datasets._files import ZipArchive
+from fastiter.datasets._images import LabeledImages, listed_pairs
+from fastiter.datasets._packed import pack
 from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
 
 __all__ = ["LabeledZippedImageDataset"]
 
 
-class LabeledZippedImageDataset(Closing, DatasetMixin):
+class LabeledZippedImageDataset(Closing, LabeledImages):
     """Images in a zip archive, with labels: tuples of an image and an array.
 
     Parameters
@@ -34,28 +34,17 @@ class LabeledZippedImageDataset(Closing, DatasetMixin):
     def __init__(
         self, zipfilename: Any, labelfilename: Any, dtype: Any = None, label_dtype: Any = np.int32
     ) -> None:
-        self._pairs = listed_pairs(labelfilename)
+        names, labels = listed_pairs(labelfilename)
+        super().__init__(labels, label_dtype)
+        self._names = pack(names)
         self._images = ZippedImageDataset(zipfilename, dtype)
-        self._label_dtype = label_dtype
         # Looked up once, so that workers need no table of names.
         numbers = ZipArchive(zipfilename).numbers()
-        pairs = self._pairs.part(0, len(self))
-        self._numbers = np.array([numbers.get(name, -1) for name, _ in pairs], np.int64)
+        self._numbers = np.array([numbers.get(name, -1) for name in names], np.int64)
 
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def get_example(self, i: int) -> Any:
-        """Read image ``i`` and its label; negative indices count from the end.
-
-        Raises IndexError if there is no such example, KeyError if the archive lacks its image, and
-        the errors of `ZippedImageDataset`.
-        """
-        row = row_at(i, len(self._pairs))
-        name, label = self._pairs[row]
+    def _image(self, row: int) -> Any:
         number = self._numbers.item(row)
-        image = self._images.get_example(name if number < 0 else number)
-        return image, np.array(label, dtype=self._label_dtype)
+        return self._images.get_example(self._names[row] if number < 0 else number)
 
     def close(self) -> None:
         """Close the archive. Later fetches raise ValueError."""

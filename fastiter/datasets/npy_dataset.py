@@ -17,9 +17,8 @@ import numpy as np
 from fastiter._util.context import Closing
 from fastiter.dataset import TabularDataset
 from fastiter.dataset.tabular._base import Mode, Rows
-from fastiter.datasets._files import SharedFile
+from fastiter.datasets._files import SharedFile, data_start, directory
 from fastiter.datasets._parts import common_length, iterated
-from fastiter.datasets._zip import data_start, directory
 
 __all__ = ["NpyDataset"]
 

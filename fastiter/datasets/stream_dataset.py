@@ -89,8 +89,8 @@ class StreamDataset:
         twice = max(counts, key=counts.__getitem__)
         if counts[twice] > 1:
             raise ValueError(f"shards must differ, but {twice:.200} comes more than once")
-        told = "".join(re.sub(" at 0x[0-9a-fA-F]+", "", f"{name}\0") for name in names)
-        self._digest = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+        text = "".join(re.sub(" at 0x[0-9a-fA-F]+", "", f"{name}\0") for name in names)
+        self._digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         self.open_shard = checked_callable("open_shard", open_shard)
         if open_shard is None:
             raise TypeError("open_shard must be a callable, not None")

@@ -7,8 +7,8 @@ from typing import Any
 
 from fastiter._util.context import Closing
 from fastiter.dataset.mixin import DatasetMixin, row_at
+from fastiter.datasets._files import ZipArchive
 from fastiter.datasets._images import image_dtype, read_image
-from fastiter.datasets._zip import ZipArchive
 
 __all__ = ["ZippedImageDataset"]
 

@@ -23,7 +23,7 @@ from fastiter._engine.stream import StreamExecutor
 from fastiter._fetch.dataset_access import keeps_rows, row_groups_of
 from fastiter._fetch.seeded import Seeding
 from fastiter._order.plan import TAILS
-from fastiter._stats.stats import IteratorStats
+from fastiter._stats.iterator_stats import IteratorStats
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
@@ -320,7 +320,7 @@ class PlannedIterator(Loop, IteratorProperties):
         plan, n_passed = planner.peek(), 0
         while (indices := plan.indices) is not None:
             if self._tuner is not None:
-                self._tuner.look(self._executor, self.stats)
+                self._tuner.tune(self._executor, self.stats)
             if self._stage is not None:
                 batch = self._stage.batch_of(self._executor, planner, plan)
             else:

@@ -12,6 +12,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 from fastiter.ray._iterator import RayIterator
-from fastiter.ray._job import ClusterError
+from fastiter.ray._shared import ClusterError
 
 __all__ = ["ClusterError", "RayIterator"]

@@ -28,11 +28,19 @@ from fastiter._util.failures import dump_start_error, load_start_error, reraise
 from fastiter._workers import row_writer
 from fastiter._workers.crash_counts import CrashCounts, Exit
 from fastiter._workers.delivery import crash_error
-from fastiter._workers.main import WorkerArguments
+from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter._workers.process import Overrun
 from fastiter._workers.timeouts import step_text
-from fastiter.ray._job import ClusterError, ClusterJob
-from fastiter.ray._remote import MOST_PARTS, NO_BEAT, Asked, Beat, NodeWorker, versions
+from fastiter.ray._remote import (
+    MOST_PARTS,
+    NO_BEAT,
+    Asked,
+    Beat,
+    NodeWorker,
+    adopt_main,
+    versions,
+)
+from fastiter.ray._shared import Cell, ClusterError
 
 _CONNECT_SECONDS = 12
 _SILENCE_SECONDS = 8  # of the head, or this machine's raylet
@@ -40,9 +48,40 @@ _NO_PLACE_SECONDS = 10.0  # that no worker has found a place, until that is warn
 _BEAT_SECONDS = 1.0
 _CALL_SECONDS = 0.04  # that a call takes, if there are rows enough
 _MOST_CALLS = 2  # that a worker has at a time
-_POLL_SECONDS = 0.004  # between two looks for new rows while others are fetched
+_POLL_SECONDS = 0.004  # between two polls for new rows while others are fetched
 _IDLE_NS = 50_000_000
 _LATE_MEANS, _LATE_SECONDS = 3, 0.005  # as in `fi_ring_worker.c`
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class ClusterJob(BatchJob):
+    """Worker 0 is the helper, which has rows fetched on the cluster; the others fetch here. The
+    dataset is an image that the program has made: (dataset, worker_init)."""
+
+    address: str
+    n_local: int
+    n_workers: Cell  # an int
+    facts: Cell  # that the helper tells: `nodes` by name, and `warnings`
+    resources: dict[str, float]
+    silence: float
+    dataset_timeout: float | None
+    n_retries: int
+    hedge: float
+    place_timeout: float | None  # seconds without a place for each worker that are warned of
+
+    helper = 0
+    loading = "loading the dataset here or on the cluster"
+
+    def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
+        if arguments.number == self.helper:
+            helper = Helper(self, end, arguments)
+            helper.connect()
+            return helper.work
+        self.dataset, self.worker_init = self.dataset.value
+        adopt_main()
+        workers = self.n_local + self.n_workers.get()
+        arguments = arguments._replace(number=arguments.number - 1, workers=workers)
+        return super().prepare(end, arguments, seed)
 
 
 @dataclasses.dataclass(eq=False)
@@ -100,7 +139,7 @@ class Helper:
         self._crash_counts = CrashCounts(job.n_retries)
         self._nodes: dict[str, dict[str, Any]] = {}  # as `NodeStats`, by their names
         self._warnings: list[tuple[int, str]] = []  # with their numbers
-        self._told = 0.0
+        self._reported_at = 0.0
         self._n_placed, self._placed_at = 0, 0.0  # workers with a place, and since when
         timeout = job.dataset_timeout or _BEAT_SECONDS
         self._pause = max(0.1, min(_BEAT_SECONDS, timeout / 2, job.silence / 2))
@@ -125,7 +164,7 @@ class Helper:
         threading.Thread(target=_watch_cluster, daemon=True).start()
         self._put_image()
         while not (self._ready() or self._writer.leaves()):
-            self._look(0.1)
+            self._take_answers(0.1)
 
     def _put_image(self) -> None:
         image = self._job.dataset
@@ -178,7 +217,7 @@ class Helper:
         try:
             while self._promise():
                 self._assign()
-                self._look(_POLL_SECONDS if self._room() else 0.05)
+                self._take_answers(_POLL_SECONDS if self._room() else 0.05)
         except Exception as error:
             self._end.loaded(self._arguments.start, dump_start_error(error))
             os._exit(1)
@@ -280,7 +319,7 @@ class Helper:
 
     # ---- what comes back
 
-    def _look(self, seconds: float) -> None:
+    def _take_answers(self, seconds: float) -> None:
         """Wait for answers, and process them."""
         self._watch_workers()
         asked = {ref: worker for worker in self._workers.values() for ref in worker.answers}
@@ -299,8 +338,8 @@ class Helper:
                 continue
             worker.seen = status.now()
             worker.answers.pop(ref)(found)
-        if status.now() > self._told + 0.1:
-            self._tell()
+        if status.now() > self._reported_at + 0.1:
+            self._report()
 
     def _arrived(self, worker: Remote, parts: list[RemotePart], answers: list[Any]) -> None:
         worker.calls.remove(parts)
@@ -415,10 +454,10 @@ class Helper:
     def _warn(self, text: str) -> None:
         number = self._warnings[-1][0] + 1 if self._warnings else 1
         self._warnings = [*self._warnings, (number, text)][-4:]
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
-        self._told = status.now()
+    def _report(self) -> None:
+        self._reported_at = status.now()
         for name, node in self._nodes.items():
             node["workers"] = sum(worker.beat.node == name for worker in self._ready())
         self._job.facts.set({"nodes": self._nodes, "warnings": self._warnings})

@@ -18,7 +18,8 @@ from fastiter._workers.process import WorkerProcess
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import checked_auto
 from fastiter.iterators.multiprocess import MultiprocessIterator
-from fastiter.ray._job import Cell, ClusterError, ClusterJob, image_of
+from fastiter.ray._helper import ClusterJob
+from fastiter.ray._shared import Cell, ClusterError, image_of
 
 if TYPE_CHECKING:
     from fastiter._engine.executor import Executor
@@ -33,7 +34,7 @@ class ClusterPool(Pool):
     """A pool whose worker 0 is the helper."""
 
     job: ClusterJob
-    _n_told = 0  # of the helper's warnings
+    _n_warned = 0  # the number of the helper's last warning
     _adjusted = 0.0
 
     def statistics(self, seconds: float) -> LoaderStats:
@@ -62,8 +63,8 @@ class ClusterPool(Pool):
         super()._start_missing()
         self.is_starting = self.has_to_look = True
         for number, text in self.job.facts.get().get("warnings", ()):
-            if number > self._n_told:
-                self._n_told = number
+            if number > self._n_warned:
+                self._n_warned = number
                 warn_caller(TimeoutWarning(text))
 
     def _recover(self, worker: WorkerProcess) -> None:

@@ -26,7 +26,7 @@ from fastiter._ring.serialization import unpack
 from fastiter._util import failures
 from fastiter._workers import main, row_writer, thread_limits
 from fastiter._workers.shm_image import Image
-from fastiter.ray._job import ClusterError
+from fastiter.ray._shared import ClusterError
 
 MOST_PARTS = 16  # of one call
 

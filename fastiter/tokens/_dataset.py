@@ -380,9 +380,11 @@ class TokenDataset(DatasetMixin):
     def _rows(self, indices: list[int]) -> npt.NDArray[np.int64]:
         """Indices as the planner has them. The indices of iterators include their epoch."""
         is_packed = self._words is not None
-        tells = [is_packed and 0 < operator.index(i) >> EPOCH_SHIFT < _MOST_EPOCHS for i in indices]
-        size = 0 if all(tells) else len(self)  # of all windows, which are counted for it
-        rows = [i if told else row_at(i, size) for i, told in zip(indices, tells, strict=True)]
+        has_epoch = [
+            is_packed and 0 < operator.index(i) >> EPOCH_SHIFT < _MOST_EPOCHS for i in indices
+        ]
+        size = 0 if all(has_epoch) else len(self)  # of all windows, which are counted for it
+        rows = [i if has else row_at(i, size) for i, has in zip(indices, has_epoch, strict=True)]
         return np.array(rows, dtype=np.int64)
 
     def get_example(self, i: int) -> dict[str, Any]:
@@ -408,7 +410,7 @@ class TokenDataset(DatasetMixin):
                 for name, column in self._columns.items()
                 if getattr(column, "levels", 0)
             }
-        # What the gathering in C does not know: batches are joined of examples.
+        # The gathering in C pads on the right only: other batches are joined of examples.
         by_example = bool(fills) and self._format["left"]
         if by_example:
             fills = {name: OnLeft(fill) for name, fill in fills.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from fastiter._util.arguments import (
     checked_optional_int,
 )
 from fastiter.dataset.mixin import DatasetMixin, row_at
-from fastiter.tokens._sources import checked_signs, open_source, paths_of
+from fastiter.tokens._sources import checked_integers, checked_signs, open_source, paths_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +93,7 @@ class MegatronDataset(DatasetMixin):
         self._length = checked_int("length", length, maximum=MOST_TOKENS)
         self._seed = checked_int("seed", seed, minimum=0)
         self._num_samples = checked_optional_int("num_samples", num_samples)
-        self._sequences = None if sequences is None else _checked_integers("sequences", sequences)
+        self._sequences = None if sequences is None else checked_integers("sequences", sequences)
         self._index = index
         self._eod = checked_optional_int("eod_token_id", eod_token_id, minimum=0)
         self._flags = (
@@ -109,7 +108,7 @@ class MegatronDataset(DatasetMixin):
         self._fields = checked_names("fields", fields, _FIELDS)
         if not self._fields:
             raise ValueError("fields must name at least one field")
-        # What is not the same as in the stream is made of the tokens, row by row.
+        # Fields that differ from those of the stream are made of the tokens, row by row.
         self._is_plain = not any(self._flags) and self._pad < 0
         self._is_plain &= "attention_mask" not in self._fields
         self._signs: dict[str, Any] | None = None  # of the files
@@ -190,7 +189,7 @@ class MegatronDataset(DatasetMixin):
             raise ValueError(f"index must be three arrays or paths, not {len(self._index)}")
         names = ("document index", "sample index", "shuffle index")
         found = tuple(
-            _checked_integers(name, given, ndim)
+            checked_integers(name, given, ndim)
             for name, given, ndim in zip(names, self._index, (1, 2, 1), strict=True)
         )
         numbers, samples, shuffle = found
@@ -248,19 +247,6 @@ class MegatronDataset(DatasetMixin):
 
     def __fastiter_tokens__(self, rows: npt.NDArray[np.int64]) -> int:
         return self._planner.n_tokens(self._shuffle[rows])
-
-
-def _checked_integers(name: str, given: Any, ndim: int = 1) -> npt.NDArray[Any]:
-    """An array, or that in a file."""
-    if isinstance(given, (str, os.PathLike)):
-        given = np.load(given, mmap_mode="r")
-    array = np.asarray(given)
-    if array.ndim != ndim or (array.dtype.kind not in "iu" and array.size):
-        raise TypeError(
-            f"{name} must be an array of integers of {ndim} dimension(s), not of dtype "
-            f"{array.dtype} and shape {array.shape}"
-        )
-    return array
 
 
 def _check_within(name: str, sequences: npt.NDArray[Any], source: TokenSource) -> None:

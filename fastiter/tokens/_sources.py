@@ -115,6 +115,23 @@ def mapped(path: str, dtype: Any, offset: int = 0) -> Array:
     return np.asarray(found)  # of the base class, which slices quickly, over the same mapping
 
 
+def checked_integers(name: str, value: Any, ndim: int = 1) -> Array:
+    """``value``, or the content of the .npy file that it names, as an array of integers."""
+    if isinstance(value, (str, os.PathLike)):
+        name = f"{name}={os.fspath(value)!r}"
+        try:
+            value = np.load(value, mmap_mode="r")
+        except ValueError as error:
+            raise ValueError(f"{name} is no array of integers: {error}") from error
+    array = np.asarray(value)
+    if array.ndim != ndim or (array.dtype.kind not in "iu" and array.size):
+        raise TypeError(
+            f"{name} must be an array of integers of {ndim} dimension(s), not of dtype "
+            f"{array.dtype} and shape {array.shape}"
+        )
+    return array
+
+
 def token_dtype(dtype: Any) -> np.dtype[Any]:
     found = np.dtype(np.uint16 if dtype is None else dtype)
     if found.name not in KINDS or not found.isnative:
@@ -156,25 +173,14 @@ def _open_bins(paths: list[str], documents: Any, dtype: Any) -> Opened:
 def _offsets(documents: Any, n_tokens: int) -> Documents | None:
     if documents is None:
         return None
-    name = "documents"
-    if isinstance(documents, (str, os.PathLike)):
-        name = os.fspath(documents)
-        try:
-            documents = np.asarray(np.load(documents, mmap_mode="r"))
-        except ValueError as error:
-            raise ValueError(f"documents={name!r} is no array of offsets: {error}") from error
-    offsets = np.asarray(documents)
-    if offsets.ndim != 1 or offsets.size < 1 or offsets.dtype.kind not in "iu":
-        raise TypeError(
-            f"{name} must be a one-dimensional array of n + 1 integers, not of dtype "
-            f"{offsets.dtype} and shape {offsets.shape}"
-        )
+    offsets = checked_integers("documents", documents)
     if offsets.dtype not in (np.int32, np.int64):
         offsets = offsets.astype(np.int64)
-    if offsets[0] != 0 or offsets[-1] != n_tokens:
+    first, last = (offsets[0], offsets[-1]) if offsets.size else (None, None)
+    if first != 0 or last != n_tokens:
         raise ValueError(
-            f"{name} must go from 0 to the {n_tokens} tokens that there are, but go from "
-            f"{offsets[0]} to {offsets[-1]}: are dtype= and the file the right ones?"
+            f"documents must go from 0 to the {n_tokens} tokens that there are, but go from "
+            f"{first} to {last}: are dtype= and the file the right ones?"
         )
     return [(np.ascontiguousarray(offsets), None, 1, 0)]
 
@@ -210,15 +216,10 @@ def _open_megatron(paths: list[str], documents: Any, dtype: Any) -> Opened:
 
 
 def _of_arrays(source: Any, documents: Any, dtype: Any) -> Opened:
-    given = [source] if isinstance(source, np.ndarray) else [np.asarray(each) for each in source]
+    listed = [source] if isinstance(source, np.ndarray) else source
+    given = [checked_integers(f"source[{n}]", each) for n, each in enumerate(listed)]
     if not given:
         raise ValueError("source is an empty list")
-    for number, each in enumerate(given):
-        if each.ndim != 1 or (each.dtype.kind not in "iu" and each.size):
-            raise TypeError(
-                f"source[{number}] must be a one-dimensional array of integers, not of dtype "
-                f"{each.dtype} and shape {each.shape}"
-            )
     kind = np.result_type(*(each.dtype for each in given if each.size), np.int8)
     if dtype is not None:
         kind = token_dtype(dtype)

@@ -142,13 +142,6 @@ def test_demo_from_end_to_end(tmp_path: Path) -> None:
     assert float(accuracy[1]) > 0.95
     assert len(epoch_lines(printed)) == 5
     assert "exactly the 60 remaining batches" in printed
-    rows = dict(re.findall(r"^(\w+Iterator) .* (\d+ +\d+)$", printed, re.MULTILINE))
-    copied = {name: tuple(map(int, numbers.split())) for name, numbers in rows.items()}
-    assert copied == {
-        "SerialIterator": (0, 1024),
-        "MultithreadIterator": (0, 1024),
-        "MultiprocessIterator": (1024, 0),
-    }
     with np.load(tmp_path / "out" / "snapshot.npz") as snapshot:
         assert snapshot["current_position"] == 3000
         assert sorted(snapshot["order"]) == list(range(6000))
@@ -167,14 +160,12 @@ def test_demo_from_end_to_end(tmp_path: Path) -> None:
 def test_every_start_method(method: str, tmp_path: Path) -> None:
     printed = run(DEMO, tmp_path, "--epochs", "1", "--start-method", method)
     assert "exactly the 60 remaining batches" in printed
-    assert "MultiprocessIterator" in printed
 
 
 @pytest.mark.slow
 def test_example_runs_where_workers_import_it_as_main(tmp_path: Path) -> None:
     printed = run(EXAMPLE, tmp_path, "--epochs", "1", "--start-method", "spawn")
     assert "exactly the 60 remaining batches" in printed
-    assert "MultiprocessIterator" in printed
 
 
 @pytest.mark.stress

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastiter import datasets
-from fastiter.datasets import _files, _text_lines
+from fastiter.datasets import _files, text_dataset
 
 EXAMPLES = [(1, 2.0, "hello"), None, {"x": b"y" * 70_000}, [], "", np.arange(20_000), 2**100]
 
@@ -151,7 +151,7 @@ encodings_of_all = st.sampled_from(
 def test_any_content_gives_the_lines_of_open(content, newline, chunk):
     data, encoding, errors = content
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_text_lines, "_CHUNK_BYTES", chunk)
+        patch.setattr(text_dataset, "_CHUNK_BYTES", chunk)
         file.write(data if isinstance(data, bytes) else data.encode(encoding))
         file.flush()
         options = {"encoding": encoding, "errors": errors, "newline": newline}
@@ -166,7 +166,7 @@ def test_which_encodings_are_read_line_by_line():
     names = ["utf-8", "ascii", "koi8-r", "koi8-u", *(f"cp125{n}" for n in range(9))]
     names += [f"iso8859-{n}" for n in range(1, 17) if n != 12]  # there is no 12
     for name in names:
-        assert _text_lines._SELF_CONTAINED.fullmatch(codecs.lookup(name).name)
+        assert text_dataset._SELF_CONTAINED.fullmatch(codecs.lookup(name).name)
         for byte in range(256):
             text = bytes([byte]).decode(name, "replace")
             assert len(text) == 1
@@ -174,7 +174,7 @@ def test_which_encodings_are_read_line_by_line():
             if byte in b"\r\n":
                 assert text.encode("ascii") == bytes([byte])
     for name in ("utf-8-sig", "utf-16", "utf-7", "cp037", "gbk", "iso2022_jp"):
-        assert not _text_lines._SELF_CONTAINED.fullmatch(codecs.lookup(name).name)
+        assert not text_dataset._SELF_CONTAINED.fullmatch(codecs.lookup(name).name)
 
 
 # -- PickleDataset -------------------------------------------------------------------------------

@@ -327,7 +327,7 @@ def fails() -> None:
         ('{"iterator": {}}', None, "holds no state"),
         ('{"current_position": 3}', None, "holds no state"),
         ('{"current_position": 3, "stream": {}}', None, "StreamDataset"),
-        ("{}", "test_addresses", "must be MODULE:FUNCTION, not 'test_addresses'"),
+        ("{}", "test_addresses", "expected --iterator MODULE:FUNCTION, not 'test_addresses'"),
         ("{}", "test_addresses:N", "no function, but 23"),
         ("{}", "test_addresses:no_iterator", "an iterator of fastiter, not 3"),
         ("{}", "test_addresses:fails", "test_addresses:fails raised KeyError: 'x'"),

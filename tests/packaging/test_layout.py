@@ -33,39 +33,33 @@ ENTRIES = 26  # of fastiter/, folders and files
 # Most lines of each package of fastiter/, with stubs, of its files beside packages, and of csrc/
 # without the model. They are to fall; a higher number needs a decision page.
 CEILINGS = {
-    "_cli": 2_840,
+    "_cli": 2_770,
     "_clib": 1_790,
-    "_collate": 1_560,
+    "_collate": 1_550,
     "_device": 910,
     "_engine": 160,
     "_fetch": 3_950,
     "_order": 1_920,
     "_ring": 3_450,
-    "_stats": 1_370,
+    "_stats": 1_360,
     "_threads": 1_450,
-    "_util": 1_130,
+    "_util": 1_120,
     "_workers": 5_110,
-    "csrc": 9_090,
-    "dataset": 1_630,
-    "datasets": 3_300,
+    "csrc": 8_930,
+    "dataset": 1_580,
+    "datasets": 3_290,
     "files": 530,
     "interop": 650,
     "iterators": 7_550,
     "ray": 940,
     "reader": 1_040,
-    "tokens": 1_350,
+    "tokens": 1_340,
     "torch": 2_910,
 }
 CIRCLES = [
     ("_fetch.epoch_rows", "_fetch.token_rows"),
-    ("_stats.bottleneck", "_stats.stats"),
     ("_threads.limit", "_threads.pool", "_threads.tasks"),
-    (
-        *("dataset.tabular._base", "dataset.tabular._concat", "dataset.tabular._join"),
-        *("dataset.tabular._slice", "dataset.tabular._transform", "dataset.tabular._views"),
-    ),
     ("iterators._skips", "iterators._snapshot", "iterators._state"),
-    ("ray._helper", "ray._job", "ray._remote"),
     ("torch._in_process", "torch._in_workers", "torch._iterator", "torch._loader"),
 ]
 
@@ -223,8 +217,10 @@ def test_each_binding_has_a_stub(path):
 
 def test_c_is_declared_in_one_place():
     for path in [*cython_sources, *(TOP / "fastiter").rglob("*.pxd")]:
-        ours = re.findall(r'cdef extern from "([\w/]*fi_\w+\.h)"', path.read_text())
-        assert relative(path) == "fastiter/_clib/csrc.pxd" or not ours, f"{path} declares {ours}"
+        folders = set(re.findall(r'cdef extern from "(\w+)/fi_\w+\.h"', path.read_text()))
+        own = {f"csrc_{folder}" for folder in folders} if len(folders) == 1 else set()
+        is_ours = relative(path.parent) == "fastiter/_clib" and path.stem in {"csrc", *own}
+        assert is_ours or not folders, f"{path} declares C of {folders}"
 
 
 @pytest.mark.parametrize("path", c_sources, ids=relative)

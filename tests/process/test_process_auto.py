@@ -200,7 +200,7 @@ class Figures:
 
 
 def tune(figures, steps=30, most=64):
-    """What the tuner does, look after look."""
+    """What the tuner does, window after window."""
     tuner = Tuner({"n_processes": most, "n_prefetch": 16})
     tuner._due = 0
     batches = []
@@ -213,7 +213,7 @@ def tune(figures, steps=30, most=64):
 
         tuner._marks = tuner._marks or [Window(one, worker, figures.workers)]
         tuner._due = 0
-        tuner.look(figures, ask)
+        tuner.tune(figures, ask)
     return tuner
 
 

@@ -103,7 +103,7 @@ class Loop:
         for _ in range(n):
             trial.n_left -= 1
             if trial.n_left < 0:
-                trial.look(self, 2)
+                trial.end_round(self, 2)
             here += trial.in_caller
             self.batches += 1
             self.seconds += self.took[trial.in_caller]

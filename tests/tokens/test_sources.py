@@ -303,7 +303,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path):
     with pytest.raises(ValueError, match="no whole number of uint16"):
         TokenDataset(str(tmp_path / "odd.bin"), 8)
     (tmp_path / "bad.npy").write_bytes(b"no array")
-    with pytest.raises(ValueError, match=r"bad\.npy' is no array of offsets"):
+    with pytest.raises(ValueError, match=r"bad\.npy' is no array of integers"):
         TokenDataset(pattern, 8, documents=str(tmp_path / "bad.npy"))
     with pytest.raises(ValueError, match="lead out of the 1000 tokens"):
         dataset = TokenDataset(pattern, 8, documents=[0, 2000, 1000], packing="bfd")

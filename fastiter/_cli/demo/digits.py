@@ -1,9 +1,8 @@
 """Train a small classifier on handwritten digits while worker processes make the batches.
 
 ``python -m fastiter demo`` and ``python examples/digits.py`` run this file. Read it from the top:
-the dataset, the classifier, the training loop, a comparison of the iterators, and `run`, which runs
-all of them and resumes a snapshot in between. If matplotlib is installed, it draws the learning
-curve.
+the dataset, the classifier, the training loop, and `run`, which trains, and resumes a snapshot of
+the middle of an epoch. If matplotlib is installed, it draws the learning curve.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ import argparse
 import gzip
 import multiprocessing
 import tempfile
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
 from itertools import islice
@@ -125,49 +122,16 @@ class Classifier:
         return float((self.forward(images)[1].argmax(axis=1) == labels).mean())
 
 
-@dataclass
-class History:
-    """Losses, indices and times (seconds) of some training steps."""
-
-    waited: float = 0.0  # in next(): the loop waits for a batch
-    computed: float = 0.0  # elsewhere: workers make the next batches meanwhile
-    losses: list[float] = field(default_factory=list)
-    indices: list[list[int]] = field(default_factory=list)
-
-
-def train(model: Classifier, iterator: Any, steps: Iterable[int], record: History) -> None:
-    """Train `model` on a batch of `iterator` for each of `steps`; add to `record`."""
+def train(
+    model: Classifier, iterator: Any, steps: Iterable[int]
+) -> tuple[list[float], list[list[int]]]:
+    """Train `model` on a batch of `iterator` for each of `steps`; return losses and indices."""
+    losses, batches = [], []
     for _ in steps:
-        start = time.perf_counter()
-        batch = next(iterator)
-        ready = time.perf_counter()
-        images, labels, indices = fastiter.concat_examples(batch)
-        record.losses.append(model.step(images, labels))
-        record.indices.append(indices.tolist())
-        record.waited += ready - start
-        record.computed += time.perf_counter() - ready
-
-
-def compare(iterators: list[Any], seed: int, n_batches: int) -> None:
-    """Train a new classifier with each iterator; print its speed, waiting and copying."""
-    print(f"\n{'':20}  {'examples/s':>10}  {'loop waits':>10}  {'bytes copied per image':>22}")
-    print(f"{'':20}  {'':>10}  {'for data':>10}  {'by workers':>11}{'by loop':>11}")
-    for iterator in iterators:
-        name, record = type(iterator).__name__, History()
-        with iterator:
-            next(iterator)  # starts the workers; not timed
-            train(Classifier(seed), iterator, progress(range(n_batches), name), record)
-            batch = next(iterator)
-            images = fastiter.concat_examples(batch)[0]
-            image_nbytes = images[0].nbytes
-        by_workers = image_nbytes if isinstance(iterator, fastiter.MultiprocessIterator) else 0
-        by_loop = 0 if np.shares_memory(images, batch[0][0]) else image_nbytes
-        seconds = record.waited + record.computed
-        print(f"{name:20}  {n_batches * BATCH_SIZE / seconds:>10,.0f}", end="")
-        print(f"  {record.waited / seconds:>10.0%}  {by_workers:>11}{by_loop:>11}")
-    print(f"Speed and waiting are measured over {n_batches} batches, without the workers' start.")
-    print("A worker process writes each image once into shared memory. concat_examples")
-    print("copies it, unless its result shares memory with the batch (checked here).")
+        images, labels, indices = fastiter.concat_examples(next(iterator))
+        losses.append(model.step(images, labels))
+        batches.append(indices.tolist())
+    return losses, batches
 
 
 def draw_curve(losses: list[float], accuracies: list[float], path: Path) -> str:
@@ -188,7 +152,7 @@ def draw_curve(losses: list[float], accuracies: list[float], path: Path) -> str:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train, resume a snapshot of the middle of the last epoch, and compare the iterators."""
+    """Train, and resume a snapshot of the middle of the last epoch."""
     np.random.seed(options.seed)  # the iterators shuffle with NumPy's global generator
     training, test = load_digits(options.seed)
     test_images, test_labels, _ = fastiter.concat_examples(test[:])
@@ -203,34 +167,27 @@ def run(options: argparse.Namespace) -> None:
     with fastiter.MultiprocessIterator(training, BATCH_SIZE, **workers) as iterator:
         for epoch in range(1, options.epochs + 1):
             model.rate = Classifier.rate * (1 - (epoch - 1) / options.epochs)
-            record, steps = History(), iter(progress(range(n_batches), f"epoch {epoch}"))
-            train(model, iterator, islice(steps, half), record)
+            steps = iter(progress(range(n_batches), f"epoch {epoch}"))
+            first_losses, _ = train(model, iterator, islice(steps, half))
             if epoch == options.epochs:
                 # dict.setdefault is a serializer: it fills an empty dict, and reads a full one.
                 state: dict[str, Any] = {}
                 iterator.serialize(state.setdefault)
                 np.savez(out / "snapshot.npz", **state)
-            train(model, iterator, steps, record)
-            losses.append(float(np.mean(record.losses)))
+            last_losses, remaining = train(model, iterator, steps)
+            losses.append(float(np.mean(first_losses + last_losses)))
             accuracies.append(model.accuracy(test_images, test_labels))
             print(f"epoch {epoch}  loss {losses[-1]:.3f}  test accuracy {accuracies[-1]:.3f}")
 
     with fastiter.MultiprocessIterator(training, BATCH_SIZE, **workers) as iterator:
         with np.load(out / "snapshot.npz") as saved:
             iterator.serialize(dict(saved).setdefault)
-        remaining = record.indices[half:]
         resumed = [[i for _, _, i in next(iterator)] for _ in remaining]
         if resumed != remaining or not iterator.is_new_epoch:
             raise RuntimeError("the resumed iterator did not deliver the rest of the epoch")
     print(f"snapshot in the middle of epoch {options.epochs}: {out / 'snapshot.npz'}")
     print(f"a new iterator resumed it with exactly the {len(remaining)} remaining batches")
     print(f"test accuracy {accuracies[-1]:.2f}")
-    iterators = [
-        fastiter.SerialIterator(training, BATCH_SIZE),
-        fastiter.MultithreadIterator(training, BATCH_SIZE, n_threads=options.processes),
-        fastiter.MultiprocessIterator(training, BATCH_SIZE, **workers),
-    ]
-    compare(iterators, options.seed, n_batches)
     print(f"learning curve: {draw_curve(losses, accuracies, out / 'learning_curve.png')}")
 
 

@@ -363,7 +363,7 @@ def _gpus() -> Iterator[Finding]:
         yield Finding(f"device {number}", text)
 
 
-# What starts processes comes last, so that it changes nothing that the other checks look at.
+# The check that starts processes comes last, so that it changes nothing for the others.
 _CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
     "fastiter": _fastiter,
     "CPUs": _processors,

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import torch.utils.data
 
-from fastiter._cli.profile.loading import RAISED, UsageError
+from fastiter._cli.profile.loading import UsageError
 from fastiter._cli.profile.report import show_text
 from fastiter._cli.profile.search import Search
-from fastiter._cli.profile.trials import ENOUGH_GAIN, Settings, Trials, least_batches
-from fastiter._util.failures import summary_of
+from fastiter._cli.profile.trials import ENOUGH_GAIN, Settings, Trials
 from fastiter._util.units import as_seconds
 from fastiter.interop._wrapped import map_leaves
 from fastiter.torch import DataLoader
@@ -35,7 +34,7 @@ class LoaderSubject(NamedTuple):
         counted for at least ``window`` seconds, the starts of further epochs among them. With a
         window of 0 the trial ends after the first batch."""
         settings = trials.settings
-        try:
+        with trials.noting_errors():
             begin = time.perf_counter()
             with contextlib.closing(self._batches(settings)) as batches:
                 next(batches)
@@ -45,19 +44,8 @@ class LoaderSubject(NamedTuple):
                     while n_ahead > 0 and time.perf_counter() < end:
                         next(batches)
                         n_ahead -= 1
-                    begin, counted, least = (
-                        time.perf_counter(),
-                        0,
-                        least_batches(self.batch_size, settings),
-                    )
-                    while counted < least or time.perf_counter() - begin < window:
-                        next(batches)
-                        counted += 1
-                    trials.rates.append(counted / (time.perf_counter() - begin))
-        except RAISED as error:
-            trials.error = summary_of(error).splitlines()[0]
-            return
-        trials.firsts.append(first)
+                    trials.count(lambda: next(batches), self.batch_size, window)
+            trials.firsts.append(first)
 
     def _batches(self, settings: Settings) -> Generator[None, None, None]:
         """Take batches, epoch after epoch, as a training loop does."""

@@ -30,7 +30,7 @@ def load_dataset(name: str) -> Any:
 
     Exceptions of user code, when it is imported or called, are the cause of a UsageError.
     """
-    found = _load(name, "MODULE:DATASET")
+    found = load(name, "MODULE:DATASET")
     if callable(found) and (isinstance(found, type) or not _is_dataset(found)):
         _check_defaults(name, found)
         try:
@@ -91,7 +91,7 @@ def load_converter(name: str, padding: float | None) -> tuple[Callable[..., Any]
         number = int(padding) if float(padding).is_integer() else padding
         code = f"functools.partial(fastiter.concat_examples, padding={number})"
         return partial(fastiter.concat_examples, padding=number), code
-    found = _load(name, "--converter: 'concat', 'none' or MODULE:CALLABLE")
+    found = load(name, "--converter: 'concat', 'none' or MODULE:CALLABLE")
     if not callable(found):
         raise UsageError(f"the converter {name} is {type(found).__qualname__}: it must be callable")
     return found, name.rpartition(":")[2]
@@ -108,7 +108,8 @@ def _is_dataset(found: Any) -> bool:
     return hasattr(found, "__len__") and has_rows and not isinstance(found, type)
 
 
-def _load(name: str, expected: str) -> Any:
+def load(name: str, expected: str) -> Any:
+    """The object of ``MODULE:NAME``, where MODULE may be a path; UsageError if there is none."""
     place, _, attribute = name.rpartition(":")  # a path may contain colons, too
     if not place or not attribute:
         raise UsageError(f"expected {expected}, not {name!r}")

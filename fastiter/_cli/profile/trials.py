@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -90,10 +91,9 @@ class Subject(NamedTuple):
         With a window of 0 the trial ends after the first batch. An exception of the
         dataset or the iterator becomes the ``error``.
         """
-        settings = trials.settings
-        try:
+        with trials.noting_errors():
             begin = time.perf_counter()
-            with self.iterator(settings) as iterator:
+            with self.iterator(trials.settings) as iterator:
                 batch = next(iterator)
                 first = time.perf_counter() - begin
                 if self.expected is not None and not dataset_cost.are_equal(batch, self.expected):
@@ -101,19 +101,11 @@ class Subject(NamedTuple):
                     return
                 if window:
                     del batch
-                    _warm_up(self, iterator, settings, window, most=window)
+                    _warm_up(self, iterator, trials.settings, window, most=window)
                     before = iterator.stats()
-                    begin, counted = time.perf_counter(), 0
-                    least = least_batches(self.batch_size, settings)
-                    while counted < least or time.perf_counter() - begin < window:
-                        _consume(self, next(iterator))
-                        counted += 1
-                    trials.rates.append(counted * self.batch_size / (time.perf_counter() - begin))
+                    trials.count(lambda: _consume(self, next(iterator)), self.batch_size, window)
                     trials.stats = iterator.stats() - before
-        except RAISED as error:
-            trials.error = summary_of(error).splitlines()[0]
-            return
-        trials.firsts.append(first)
+            trials.firsts.append(first)
 
 
 @dataclass
@@ -135,6 +127,22 @@ class Trials:
     def first(self) -> float:
         """Seconds to the first batch: the median."""
         return statistics.median(self.firsts) if self.firsts else 0.0
+
+    def count(self, take: Callable[[], Any], batch_size: int, window: float) -> None:
+        """Add the rate at which ``take`` takes batches for at least ``window`` seconds."""
+        begin, counted, least = time.perf_counter(), 0, least_batches(batch_size, self.settings)
+        while counted < least or time.perf_counter() - begin < window:
+            take()
+            counted += 1
+        self.rates.append(counted * batch_size / (time.perf_counter() - begin))
+
+    @contextlib.contextmanager
+    def noting_errors(self) -> Iterator[None]:
+        """Make an exception of the dataset or the iterator in the block the `error`."""
+        try:
+            yield
+        except RAISED as error:
+            self.error = summary_of(error).splitlines()[0]
 
 
 def least_batches(batch_size: int, settings: Settings) -> int:

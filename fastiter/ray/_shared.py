@@ -1,23 +1,18 @@
-"""Work and messages of the processes of this machine: the helper, the local workers, and the
-program."""
+"""Errors, messages in shared memory and the dataset, which all processes of a cluster share."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
 import struct
 import sys
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import ray
 
-from fastiter._ring.arena import WorkerRing
 from fastiter._ring.serialization import dumps
-from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter._workers.shared_object import Shared, reserve_file
 
 _CELL_BYTES = 16 << 20  # of addresses: pages come as they are written
@@ -53,41 +48,6 @@ class Cell:
         if zlib.crc32(text) == check:
             self._known = json.loads(text)
         return self._known
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class ClusterJob(BatchJob):
-    """Worker 0 is the helper, which has rows fetched on the cluster; the others fetch here. The
-    dataset is an image that the program has made: (dataset, worker_init)."""
-
-    address: str
-    n_local: int
-    n_workers: Cell  # an int
-    facts: Cell  # that the helper tells: `nodes` by name, and `warnings`
-    resources: dict[str, float]
-    silence: float
-    dataset_timeout: float | None
-    n_retries: int
-    hedge: float
-    place_timeout: float | None  # seconds without a place for each worker that are warned of
-
-    helper = 0
-    loading = "loading the dataset here or on the cluster"
-
-    def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
-        if arguments.number == self.helper:
-            from fastiter.ray._helper import Helper
-
-            helper = Helper(self, end, arguments)
-            helper.connect()
-            return helper.work
-        from fastiter.ray._remote import adopt_main
-
-        self.dataset, self.worker_init = self.dataset.value
-        adopt_main()
-        workers = self.n_local + self.n_workers.get()
-        arguments = arguments._replace(number=arguments.number - 1, workers=workers)
-        return super().prepare(end, arguments, seed)
 
 
 def image_of(dataset: Any, worker_init: Any) -> Shared[Any]:
