@@ -1,13 +1,28 @@
+cimport numpy as cnp
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from fastiter._clib.numpy_api cimport bytes_of, int64_items
 
-cdef struct Step:
-    int64_t rows  # on all ranks; 0 if the epoch has none left
-    int64_t first  # the rank's first one, in the step
-    int64_t count  # the rank's rows
-    int64_t n_valid  # of these, from the first one on, are no repetitions
-    int64_t number  # of the step in its epoch, from 0
-    bint is_last  # of its epoch
+cdef enum:
+    # The items of a State.
+    POSITION = 0
+    EPOCH = 1
+    IS_NEW_EPOCH = 2
+    ORDER = 3
+    EPOCH_SIZE = 4
+    PREVIOUS_EPOCH_DETAIL = 5
+    N_DRAWN = 6
+    CUTS = 7
+    STEP = 8
+    STATE_ITEMS = 9
+
+cdef enum:
+    # What becomes of the last rows of an epoch, too few for a step of full batches.
+    TAIL_PAD = 0
+    TAIL_MASK = 1
+    TAIL_DROP = 2
 
 
 cdef class Plan:
@@ -66,17 +81,39 @@ cdef class PlanQueue:
     cdef Plan plan_one(self)
     cdef tuple joined(self, Plan plan)
     cpdef Plan advance(self, object state)
-    cpdef int64_t counted(self, object order, int64_t position, int64_t size) except -1
-    cdef bint is_endless(self, object cuts) noexcept
-    cdef void cut(self, object cuts, int64_t position, int64_t size, int64_t rank,
-                  bint is_endless, Step *step) noexcept
-    cdef int64_t share(self, int64_t left) noexcept
-    cpdef int64_t n_steps(self, object cuts, int64_t position, int64_t size)
     cdef object piece(self, object order, int64_t start, int64_t stop)
 
 
-cdef class TurnPlanQueue(PlanQueue):
-    cdef readonly Py_ssize_t n_workers
-    cdef readonly int64_t rows
-    cdef public object order, cutter
-    cdef public bint is_overtaking
+cdef inline int64_t *data_of(object array) noexcept:
+    return <int64_t *>bytes_of(<cnp.PyArrayObject *>array)
+
+
+cdef inline object new_indices(int64_t n):
+    cdef cnp.npy_intp length = n
+    return cnp.PyArray_EMPTY(1, &length, cnp.NPY_INT64, 0)
+
+
+cdef inline bint is_plain(object order, int64_t stop) noexcept:
+    """Whether an order is an array from whose memory indices below ``stop`` can be copied."""
+    cdef Py_ssize_t length = 0
+    return int64_items(order, &length) != NULL and stop <= length
+
+
+cdef inline Plan new_plan(object indices, object state, object error):
+    cdef Plan plan = Plan.__new__(Plan)
+    plan.indices = indices
+    plan.state = state
+    plan.error = error
+    return plan
+
+
+cdef inline object item(object state, Py_ssize_t place):
+    return <object>PyTuple_GET_ITEM(state, place)
+
+
+cdef inline void put(object state, Py_ssize_t place, object value) noexcept:
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(state, place, value)
+
+
+cpdef epoch_detail(state)

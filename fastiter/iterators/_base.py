@@ -23,10 +23,8 @@ from fastiter._engine.stream import StreamExecutor
 from fastiter._fetch.dataset_access import keeps_rows, row_groups_of
 from fastiter._fetch.seeded import Seeding
 from fastiter._order.plan import TAILS
-from fastiter._stats.iterator_stats import IteratorStats
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
-from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure
 from fastiter._util.ranks import iterator_ranks
 from fastiter.datasets.arrow_dataset import arrow_source
@@ -69,7 +67,6 @@ if TYPE_CHECKING:
     from fastiter._engine.executor import Executor
     from fastiter._order.example_context import Seed
     from fastiter._stats.autotune import Tuner
-    from fastiter._stats.trace import Call, Trace, WorkerTraces
     from fastiter.iterators._arguments import Rank, SeedExamples, Tail
     from fastiter.iterators._stream_parts import PartStore
 
@@ -432,83 +429,6 @@ class PlannedIterator(Loop, IteratorProperties):
         # and the globals of modules may be None.
         if not _exits():
             self.finalize()
-
-    # -- statistics --------------------------------------------------------------------------
-
-    def stats(self) -> IteratorStats:
-        """Return statistics of the iterator: its work, and the time that the loop waited for it.
-
-        They count from the first ``next()``; the difference of two statistics describes the time
-        between them. Does not block, and may be called in any state, from any thread; copies and
-        unpickled iterators count from zero.
-
-        Returns
-        -------
-        IteratorStats
-            ``print()`` shows its `~IteratorStats.summary`.
-        """
-        timer = self._timer
-        start, inside, waited, between, cpu = timer.read()
-        loader = self._executor.stats(inside + between)
-        if self._tuner is not None:
-            loader = loader._replace(changes=(*self._tuner.changes, *loader.changes))
-        return IteratorStats(
-            iterator=type(self).__name__,
-            batches=timer.batches,
-            examples=timer.examples,
-            errors=timer.errors,
-            skipped=timer.skipped,
-            tokens_read=timer.tokens,
-            start_seconds=start,
-            next_seconds=inside,
-            wait_seconds=waited,
-            consumer_seconds=between,
-            cpu_seconds=cpu,
-            batch_size=self._batch_size,
-            has_converter=self._converter is not None,
-            cpus=usable_cpus(),
-            row_groups_decoded=self._row_groups.n_decoded - self._n_decoded
-            if self._row_groups is not None
-            else 0,
-            **loader._asdict(),
-        )
-
-    def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
-        """Record what the loop and the workers do during a ``with`` block.
-
-        Parameters
-        ----------
-        path : path, optional
-            The file that the block's end writes, a trace that https://ui.perfetto.dev opens.
-
-        Returns
-        -------
-        Trace
-            A context manager; after the block, ``events()`` returns the recorded events and
-            ``save(path)`` writes them.
-
-        Raises
-        ------
-        RuntimeError
-            When the block begins, if the iterator is traced already.
-        MemoryError
-            When it begins, or workers start within, if there is no memory for the records: 1 MiB
-            for each worker process.
-        """
-        from fastiter._stats.trace import Trace
-
-        return Trace(self, path)
-
-    def _start_trace(self, note: Callable[[Call], None]) -> None:
-        if self._timer.trace is not None:
-            raise RuntimeError("the iterator is traced already, by another with block")
-        self._executor.trace(True)
-        self._timer.trace = note
-
-    def _stop_trace(self) -> WorkerTraces:
-        self._timer.trace = None
-        self._executor.trace(False)
-        return self._executor.traces()
 
     # -- snapshots, copies, pickles ----------------------------------------------------------
 

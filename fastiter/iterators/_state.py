@@ -1,9 +1,9 @@
 """The state of an iteration as a value, the orders of its epochs, and `Planner`.
 
-`Planner` plans batches ahead of the one delivered last, by the rule in `fastiter._order.plan`. The
-state that users see, and that a snapshot saves, is that of the batch delivered last, however many
-were planned after it. All of this runs in the thread that calls the iterator, also the user's
-order sampler.
+`Planner` plans batches ahead of the one delivered last, by the rule in
+`fastiter._order.epoch_plans`. The state that users see, and that a snapshot saves, is that of the
+batch delivered last, however many were planned after it. All of this runs in the thread that calls
+the iterator, also the user's order sampler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fastiter._order.plan import Plan, PlanQueue, epoch_detail, size_within
+from fastiter._order.epoch_plans import EpochPlanQueue
+from fastiter._order.plan import Plan, epoch_detail, size_within
 from fastiter.iterators._seed import seed_after_reset
 from fastiter.iterators.samplers._drawing import checked_indices, checked_order, draw_epoch
 from fastiter.iterators.samplers._repeats import repeats_of
@@ -152,7 +153,7 @@ def _gives_fresh_orders(order_sampler: OrderSamplerFunction) -> bool:
     return type(order_sampler) is ShuffleOrderSampler
 
 
-class Planner(PlanQueue):
+class Planner(EpochPlanQueue):
     """Plans batches ahead of the one delivered last; asks for an order and the dataset's length
     whenever an epoch ends."""
 

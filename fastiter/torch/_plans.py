@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastiter._order.plan import Plan, TurnPlanQueue
+from fastiter._order.plan import Plan
+from fastiter._order.turn_plans import TurnPlanQueue
 from fastiter.torch._seeds import seeds_of
 from fastiter.torch._worker import Request
 

@@ -1,0 +1,18 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import disjoint_base
+
+from fastiter._order.plan import PlanQueue
+
+@disjoint_base
+class TurnPlanQueue(PlanQueue):
+    order: NDArray[np.int64] | int | None
+    cutter: Any
+    is_overtaking: bool
+    def __init__(self, state: Any, n_workers: int, rows: int) -> None: ...
+    @property
+    def n_workers(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
