@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from inside import planner_of, pool_of
+from inside import planner_of, executor_of
 from torch.utils.data import default_collate
 
 from fastiter.errors import WorkerDiedError
@@ -58,7 +58,7 @@ class Loader:
             multiprocessing_context="fork",
         )
         self._batches: Any = iter(loader)
-        self._pool = pool_of(self._batches)
+        self._executor = executor_of(self._batches)
 
     def __next__(self) -> Any:
         try:

@@ -10,7 +10,7 @@ import uuid
 
 import numpy as np
 import pytest
-from inside import pool_of
+from inside import executor_of, pool_of
 from outside import wait_until, workers
 
 from fastiter import ShuffleOrderSampler, WorkerDiedError, concat_examples
@@ -229,7 +229,7 @@ def test_the_trace_shows_attempts(make, tmp_path):
     iterator = make(
         Slow(32, {10}, tmp_path, "return"), 8, n_processes=4, repeat=False, shuffle=False, hedge=0.5
     )
-    lanes = iterator._worker_traces
+    lanes = executor_of(iterator).traces
     with iterator.trace() as trace:
         assert indices(delivered(iterator, tmp_path)) == list(range(32))
         wait_until(  # not for one of the others, which may be late on a busy machine

@@ -78,3 +78,8 @@ def lookahead_of(iterator: Any) -> Any:
 def tuner_of(iterator: Any) -> Any:
     """What adjusts the settings that are 'auto'."""
     return iterator._tuner
+
+
+def executor_of(iterator: Any) -> Any:
+    """What makes the batches of any iterator."""
+    return iterator._executor
