@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from inside import planner_of, executor_of
+from inside import executor_of, planner_of
 from torch.utils.data import default_collate
 
 from fastiter.errors import WorkerDiedError
