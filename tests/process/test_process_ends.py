@@ -69,9 +69,9 @@ def footprint():
 @pytest.mark.parametrize(
     ("method", "cycles"),
     [
-        ("fork", 40),
+        ("fork", 12),
         pytest.param("fork", 200, marks=pytest.mark.stress),
-        ("spawn", 4),
+        ("spawn", 3),
         ("forkserver", 6),
     ],
 )
@@ -89,7 +89,7 @@ def test_cycles_leave_nothing(method, cycles):
         if number % 3:
             iterator.finalize()
 
-    for number in range(3):
+    for number in range(2):
         cycle(number)
     before, names, memory = footprint(), orphaned_names(), resident()
     for number in range(cycles):
@@ -353,8 +353,12 @@ MAKERS = {
 @pytest.mark.skipif(
     not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="CPython's exit hangs by itself"
 )
-@pytest.mark.parametrize("method", MAKERS)
-def test_the_exit_is_silent_amid_starts_and_ends_in_daemon_threads(tmp_path, method):
+@pytest.mark.parametrize(
+    ("method", "times"),
+    [(method, 1) for method in MAKERS]
+    + [pytest.param(method, 3, marks=pytest.mark.stress) for method in MAKERS],
+)
+def test_the_exit_is_silent_amid_starts_and_ends_in_daemon_threads(tmp_path, method, times):
     program = f"""
 import itertools, threading, warnings
 from examples_of import Blocks
@@ -376,7 +380,7 @@ if __name__ == "__main__":
     for _ in range(50):
         moved.acquire()
 """
-    for _ in range(3):  # until the workers too, which have its streams, have ended
+    for _ in range(times):  # until the workers too, which have its streams, have ended
         assert run_script(tmp_path, program) == (0, "", "")
 
 

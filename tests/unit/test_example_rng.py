@@ -265,6 +265,12 @@ def test_where_no_example_is_fetched_it_is_an_error(make):
 @pytest.mark.parametrize(
     ("dataset", "on_error"), [(Draws, "raise"), (Draws, "skip"), (Squares, "raise")]
 )
+@pytest.mark.parametrize(
+    "make",
+    # What replaces a worker has hundreds of lines.
+    [pytest.param(k, marks=[pytest.mark.stress] if k == "short-lived" else []) for k in KINDS],
+    indirect=True,
+)
 def test_an_interrupt_leaves_no_example_behind(make, dataset, on_error):
     iterator = make(dataset(), 2, on_error=on_error)
     next(iterator)
