@@ -75,6 +75,7 @@ def footprint():
         ("forkserver", 6),
     ],
 )
+@pytest.mark.each_method
 def test_cycles_leave_nothing(method, cycles):
     def cycle(number):
         iterator = MultiprocessIterator(
@@ -440,6 +441,7 @@ def test_a_spawned_worker_runs_its_exit_handlers(tmp_path):
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("closed", [(0,), (0, 1, 2)])
+@pytest.mark.each_method
 def test_closed_standard_streams(tmp_path, method, closed):
     status, _, _ = run_script(
         tmp_path,
