@@ -145,7 +145,7 @@ LOOPS: dict[str, Any] = {
     },
     **{f"{kind}, seeded": (kind, Rows, {"seed_examples": 5}) for kind in KINDS},
     **{f"{kind}, stream": (kind, lambda: stream_of(Rows()), {}) for kind in KINDS},
-    "any order": ("processes", Rows, {"in_order": False}),
+    "processes, any order": ("processes", Rows, {"in_order": False}),
 }
 
 
@@ -180,10 +180,12 @@ def test_interrupts_at_each_line(kind: str, seed: int | None, starts: bool) -> N
         found = [] if starts else [rows_of(next(iterator))]
         interrupts = Interrupts(seed, 0.004)
         states = interrupted(iterator, found, n_batches, interrupts)
-        while kind == "any order" and iterator.epoch < 2:  # until all of both are delivered
+        while (
+            kind == "processes, any order" and iterator.epoch < 2
+        ):  # until all of both are delivered
             found.append(rows_of(next(iterator)))
     assert interrupts.count > 20 or seed is not None
-    if kind == "any order":
+    if kind == "processes, any order":
         counts = collections.Counter(map(tuple, found))  # some may be of a third epoch
         assert all(counts[tuple(rows)] in (2, 3) for rows in expected)
         return

@@ -19,7 +19,7 @@ STARTERS = {
     *("MultiprocessIterator", "multiprocess_reader", "RemoteWorkers"),
     *("Popen", "Pool", "Process", "ProcessPoolExecutor", "fork", "subprocess", "system"),
     *("get_context", "in_child", "run_in_fork", "programs", "run_script", "start_script"),
-    *("processes", "make_started", "output_of"),
+    *("processes", "spawn", "forkserver", "make_started", "output_of"),
 }
 #: Parameters of tests that name processes, or a library that takes seconds to import.
 PARAMETERS = re.compile(r"process|fork|spawn|torch|jax", re.IGNORECASE)
@@ -28,14 +28,14 @@ HERE = str(Path(__file__).resolve().parents[1])
 
 def is_fast(item: pytest.Item) -> bool:
     """Whether a test has no parameter, and neither its code nor what it calls in the tests has a
-    name, of what starts processes. A test that takes long may be marked otherwise: slow, stress."""
+    name, of what starts processes. The mark `processes` says what they do not show."""
     function = getattr(item, "function", None)
     if function is None or item.path.relative_to(HERE).parts[0] in FOLDERS:
         return False
     callspec = getattr(item, "callspec", None)
     if callspec is not None and PARAMETERS.search(callspec.id):
         return False
-    if any(item.get_closest_marker(name) for name in ("slow", "stress", "gpu")):
+    if any(item.get_closest_marker(name) for name in ("processes", "slow", "stress", "gpu")):
         return False
     fixtures = item._fixtureinfo.name2fixturedefs.items()  # type: ignore[attr-defined]
     called = [definitions[-1].func for _, definitions in fixtures]
@@ -49,9 +49,8 @@ def starts_processes(function: Any) -> bool:
 
 
 def _names_starter(function: Any, seen: set[Any]) -> bool:
-    function = (
-        getattr(function, "hypothesis", None) and function.hypothesis.inner_test
-    ) or function
+    if hasattr(function, "hypothesis"):
+        function = function.hypothesis.inner_test
     function = getattr(function, "__wrapped__", function)
     code = getattr(function, "__code__", None)
     if code is None or code in seen or not code.co_filename.startswith(HERE):
@@ -69,10 +68,13 @@ def _names_starter(function: Any, seen: set[Any]) -> bool:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
+    """Names in a code, and words that are one of `STARTERS`, like a kind of iterator."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
+        elif isinstance(constant, str) and constant in STARTERS:
+            yield constant
 
 
 def children() -> set[str]:

@@ -57,9 +57,9 @@ KINDS = {
     "serial": (SerialIterator, {}),
     "threads": (MultithreadIterator, {"n_threads": 3, "n_prefetch": 2}),
     "in-process": (MultiprocessIterator, {"n_processes": 0}),
-    "one": (MultiprocessIterator, {"n_processes": 1, "context": "fork"}),
+    "one process": (MultiprocessIterator, {"n_processes": 1, "context": "fork"}),
     "processes": (MultiprocessIterator, {"n_processes": 3, "n_prefetch": 3, "context": "fork"}),
-    "short-lived": (
+    "short-lived processes": (
         MultiprocessIterator,
         {"n_processes": 2, "maxtasksperchild": 2, "context": "fork"},
     ),
@@ -268,7 +268,10 @@ def test_where_no_example_is_fetched_it_is_an_error(make):
 @pytest.mark.parametrize(
     "make",
     # What replaces a worker has hundreds of lines.
-    [pytest.param(k, marks=[pytest.mark.stress] if k == "short-lived" else []) for k in KINDS],
+    [
+        pytest.param(k, marks=[pytest.mark.stress] if k == "short-lived processes" else [])
+        for k in KINDS
+    ],
     indirect=True,
 )
 def test_an_interrupt_leaves_no_example_behind(make, dataset, on_error):
