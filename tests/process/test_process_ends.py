@@ -153,7 +153,8 @@ def parents():
     for method, how, begin in itertools.product(
         ["fork", "spawn", "forkserver"], ["", "sleep", "loop"], ["main", "thread", "exec"]
     ):
-        nightly = method != "fork" and (how != "loop" or begin == "thread")
+        is_first = how == "loop" and begin != "thread"
+        nightly = not is_first and (method != "fork" or (how != "loop" and begin != "main"))
         yield pytest.param(method, how, begin, marks=[pytest.mark.stress] if nightly else [])
 
 
