@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import fast
 import pytest
 import stuck_rows
 from cupy_standin import Machine, make_cupy
@@ -76,7 +77,11 @@ def pytest_configure() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+@pytest.hookimpl(tryfirst=True)  # -m chooses by the marks that are there then
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if fast.is_fast(item):
+            item.add_marker(pytest.mark.fast)
     if config.getoption("--stuck-rows"):
         for item in items:
             if mark := item.get_closest_marker("no_stuck_rows"):
@@ -104,6 +109,17 @@ def _objects_that_stay() -> None:
     took a fifth of the suite's time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Any:
+    watch = fast.Watch() if item.get_closest_marker("fast") else None
+    result = yield
+    if watch is not None and watch.has_started():
+        pytest.fail(
+            "a test that is marked fast starts a process: name what does in support/fast.py"
+        )
+    return result
 
 
 @pytest.fixture(autouse=True)

@@ -148,15 +148,8 @@ def test_demo_from_end_to_end(tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in printed.splitlines() if str(tmp_path) not in line)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    [
-        # The others run as the default and as the example.
-        pytest.param(name, marks=[] if name == "forkserver" else [pytest.mark.stress])
-        for name in START_METHODS
-    ],
-)
+@pytest.mark.stress  # one runs as the default, another as the example
+@pytest.mark.parametrize("method", START_METHODS)
 def test_every_start_method(method: str, tmp_path: Path) -> None:
     printed = run(DEMO, tmp_path, "--epochs", "1", "--start-method", method)
     assert "exactly the 60 remaining batches" in printed
@@ -164,7 +157,7 @@ def test_every_start_method(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_example_runs_where_workers_import_it_as_main(tmp_path: Path) -> None:
-    printed = run(EXAMPLE, tmp_path, "--epochs", "1", "--start-method", "spawn")
+    printed = run(EXAMPLE, tmp_path, "--epochs", "1", "--start-method", "forkserver")
     assert "exactly the 60 remaining batches" in printed
 
 

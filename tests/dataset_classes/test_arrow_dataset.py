@@ -508,18 +508,18 @@ DAMAGED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("nulls", ["mask", "none"])
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_ends_in_an_error(name: str, nulls: str, tmp_path: Path) -> None:
+def test_a_damaged_file_ends_in_an_error(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.arrow", pa.table({"c": DAMAGED[name]()}))
     code = (
         "from fastiter.datasets import ArrowDataset\n"
-        f"try: rows = ArrowDataset({path!r}, nulls={nulls!r}); print([rows[i] for i in range(2)])\n"
-        "except ValueError as error: print(error)"
+        "for nulls in ('mask', 'none'):\n"
+        f"    try: rows = ArrowDataset({path!r}, nulls=nulls); print([rows[i] for i in range(2)])\n"
+        "    except ValueError as error: print(error)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert "damaged" in run.stdout
+    assert ["damaged" in line for line in run.stdout.splitlines()] == [True, True]
 
 
 @pytest.mark.parametrize("name", ["code beyond", "code below"])

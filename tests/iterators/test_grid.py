@@ -93,6 +93,7 @@ def check(kind: str, change: str, cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.processes
 def test_rows_stay_the_same(kind: str, change: str) -> None:
     @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
     @given(cuts_of(change))

@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -144,14 +145,24 @@ LOOPS: dict[str, Any] = {
     },
     **{f"{kind}, seeded": (kind, Rows, {"seed_examples": 5}) for kind in KINDS},
     **{f"{kind}, stream": (kind, lambda: stream_of(Rows()), {}) for kind in KINDS},
-    "any order": ("processes", Rows, {"in_order": False}),
+    "processes, any order": ("processes", Rows, {"in_order": False}),
 }
 
 
+def starts() -> Iterator[Any]:
+    """Kinds of loop, and whether the start is interrupted, too. Workers are started by the same
+    lines in each kind of loop over them, hundreds that fork again: one kind, the others nightly."""
+    for kind, (make, *_) in LOOPS.items():
+        is_repeated = make == "processes" and kind != "processes"
+        yield pytest.param(kind, None, True, marks=[pytest.mark.stress] if is_repeated else [])
+        if is_repeated:
+            yield kind, None, False
+        yield kind, 1, False
+
+
 @pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
-@pytest.mark.parametrize("seed", [None, 1])
-@pytest.mark.parametrize("kind", LOOPS)
-def test_interrupts_at_each_line(kind: str, seed: int | None) -> None:
+@pytest.mark.parametrize(("kind", "seed", "starts"), list(starts()))
+def test_interrupts_at_each_line(kind: str, seed: int | None, starts: bool) -> None:
     """A `for` loop, interrupted at each line of the package, has each batch once, in order; and
     states saved at interrupts go on where the loop was."""
     make, dataset, arguments = LOOPS[kind]
@@ -166,13 +177,15 @@ def test_interrupts_at_each_line(kind: str, seed: int | None) -> None:
     with iterator_of() as iterator:
         # The start has too many lines to be left alone by chance; so have, several times in a row,
         # the hundreds of lines of a stream's batch, all of which run again after an interrupt.
-        found = [] if seed is None else [rows_of(next(iterator))]
+        found = [] if starts else [rows_of(next(iterator))]
         interrupts = Interrupts(seed, 0.004)
         states = interrupted(iterator, found, n_batches, interrupts)
-        while kind == "any order" and iterator.epoch < 2:  # until all of both are delivered
+        while (
+            kind == "processes, any order" and iterator.epoch < 2
+        ):  # until all of both are delivered
             found.append(rows_of(next(iterator)))
     assert interrupts.count > 20 or seed is not None
-    if kind == "any order":
+    if kind == "processes, any order":
         counts = collections.Counter(map(tuple, found))  # some may be of a third epoch
         assert all(counts[tuple(rows)] in (2, 3) for rows in expected)
         return

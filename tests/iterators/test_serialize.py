@@ -88,8 +88,9 @@ def test_saving_after_finalize(make, save):
 # -- loading -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_batches", [0, 1, 3, 4, 8])
-@pytest.mark.parametrize("shuffle", [None, False])
+@pytest.mark.parametrize(
+    ("n_batches", "shuffle"), [(0, None), (3, None), (8, None), (1, False), (4, False)]
+)
 def test_snapshot_of_one_kind_loads_into_another(make_source, make, save, load, n_batches, shuffle):
     source = make_source(range(7), 2, shuffle=shuffle)
     for _ in range(n_batches):

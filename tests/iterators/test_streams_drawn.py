@@ -56,6 +56,7 @@ def with_noise(examples: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("open_shard", [drawing, Items])
+@pytest.mark.processes
 def test_global_generators_are_seeded_for_each_example_of_any_shard(open_shard: Any) -> None:
     data = drawing_stream(open_shard)
     arguments: dict[str, Any] = {"seed_examples": True, "converter": with_noise}

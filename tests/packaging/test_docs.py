@@ -102,15 +102,15 @@ def test_every_page_of_programs_is_found() -> None:
     } <= pages
 
 
-# The default of other systems, under which each worker imports the program: it needs its guard.
-SPAWN = "import multiprocessing\n\nmultiprocessing.set_start_method('spawn', force=True)\n"
+# The default from CPython 3.14 on, under which the program is imported again: it needs its guard.
+IMPORTED = "import multiprocessing\n\nmultiprocessing.set_start_method('forkserver', force=True)\n"
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_program_runs(program: Program, tmp_path: Path) -> None:
     skip_without_packages(program)
     has_processes = "MultiprocessIterator(" in program.source and "chainer" not in program.source
-    printed = run((SPAWN if has_processes else "") + program.source, tmp_path)
+    printed = run((IMPORTED if has_processes else "") + program.source, tmp_path)
     # A program that prints the statistics shows the speed.
     assert "print(batches.stats())" not in program.source or "examples/s" in printed
 

@@ -230,10 +230,11 @@ def _raise_tick(number, frame):
     raise _Tick("of the dataset's timer")
 
 
-def test_all_workers_killed_fifty_times(make):
+@pytest.mark.parametrize("rounds", [12, pytest.param(50, marks=pytest.mark.stress)])
+def test_all_workers_killed_again_and_again(make, rounds):
     iterator = make(Blocks(40, 1), 4, n_processes=4, n_prefetch=3)
     iterator.start()
-    for round_ in range(50):
+    for round_ in range(rounds):
         for pid in pids_of(iterator):
             kill(pid)
         taken(iterator, 2, 2 * round_)
@@ -274,8 +275,9 @@ def test_a_handler_amid_next_may_look_save_and_no_more(make, tmp_path):
     assert next(iterator) == [4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("turns", [4, pytest.param(15, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("number", ["SIGINT", "SIGALRM"])
-def test_a_storm_of_interrupts_while_workers_start(output_of, number):
+def test_a_storm_of_interrupts_while_workers_start(output_of, number, turns):
     """The program catches each and goes on: no batch and no worker is lost, and Ctrl-C works."""
     out = output_of(f"""
         import gc, multiprocessing, signal, subprocess, sys, warnings
@@ -304,14 +306,21 @@ def test_a_storm_of_interrupts_while_workers_start(output_of, number):
         warnings.simplefilter("ignore", ResourceWarning)
         signal.signal(number, handler)
         if number == signal.SIGINT:
-            # It ends when this program has, and holds none of its streams.
-            command = ["sh", "-c", "while kill -INT $PPID; do sleep 0.001; done"]
+            # One process that sends them all: a shell would start another for each pause, and take
+            # the time of this program. It ends when this program has, and holds no stream of it.
+            sender = \"""if True:
+                import os, signal, time
+                parent = os.getppid()
+                while os.getppid() == parent:
+                    os.kill(parent, signal.SIGINT)
+                    time.sleep(0.001)
+            \"""
             streams = dict.fromkeys(["stdout", "stderr"], subprocess.DEVNULL)
-            storm = subprocess.Popen(command, **streams)
+            storm = subprocess.Popen([sys.executable, "-ISc", sender], **streams)
         else:
             signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0013)
         before = None
-        for turn in range(15):
+        for turn in range({turns}):
             iterator = MultiprocessIterator(
                 Blocks(60, 1), 4, n_processes=2, shuffle=False, context="fork"
             )
@@ -337,4 +346,4 @@ def test_a_storm_of_interrupts_while_workers_start(output_of, number):
         else:
             signal.setitimer(signal.ITIMER_REAL, 0)
         """)
-    assert out.split() == [str(turn) for turn in range(15)]
+    assert out.split() == [str(turn) for turn in range(turns)]

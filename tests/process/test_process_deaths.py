@@ -286,6 +286,7 @@ def test_a_dataset_that_cannot_be_loaded(make, method):
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.each_method
 def test_a_dataset_that_kills_on_load(make, method):
     iterator = make(Unloadable(40, "_exit9"), 4, context=method)
     with pytest.raises(WorkerDiedError, match=r"loaded the dataset.*exited with status 9"):
@@ -305,7 +306,7 @@ def test_workers_that_die_idle_again_and_again_are_an_error(make):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_planned_exits_lose_nothing(make, method):
-    epochs = 20 if method == "fork" else 1
+    epochs = 4 if method == "fork" else 1
     iterator = make(Numbered(24), 4, maxtasksperchild=2, context=method)
     pids = set()
     for number in range(6 * epochs):

@@ -69,12 +69,13 @@ def footprint():
 @pytest.mark.parametrize(
     ("method", "cycles"),
     [
-        ("fork", 40),
+        ("fork", 12),
         pytest.param("fork", 200, marks=pytest.mark.stress),
-        ("spawn", 4),
+        ("spawn", 3),
         ("forkserver", 6),
     ],
 )
+@pytest.mark.each_method
 def test_cycles_leave_nothing(method, cycles):
     def cycle(number):
         iterator = MultiprocessIterator(
@@ -89,7 +90,7 @@ def test_cycles_leave_nothing(method, cycles):
         if number % 3:
             iterator.finalize()
 
-    for number in range(3):
+    for number in range(2):
         cycle(number)
     before, names, memory = footprint(), orphaned_names(), resident()
     for number in range(cycles):
@@ -152,7 +153,8 @@ def parents():
     for method, how, begin in itertools.product(
         ["fork", "spawn", "forkserver"], ["", "sleep", "loop"], ["main", "thread", "exec"]
     ):
-        nightly = method != "fork" and (how != "loop" or begin == "thread")
+        is_first = how == "loop" and begin != "thread"
+        nightly = not is_first and (method != "fork" or (how != "loop" and begin != "main"))
         yield pytest.param(method, how, begin, marks=[pytest.mark.stress] if nightly else [])
 
 
@@ -353,8 +355,12 @@ MAKERS = {
 @pytest.mark.skipif(
     not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="CPython's exit hangs by itself"
 )
-@pytest.mark.parametrize("method", MAKERS)
-def test_the_exit_is_silent_amid_starts_and_ends_in_daemon_threads(tmp_path, method):
+@pytest.mark.parametrize(
+    ("method", "times"),
+    [(method, 1) for method in MAKERS]
+    + [pytest.param(method, 3, marks=pytest.mark.stress) for method in MAKERS],
+)
+def test_the_exit_is_silent_amid_starts_and_ends_in_daemon_threads(tmp_path, method, times):
     program = f"""
 import itertools, threading, warnings
 from examples_of import Blocks
@@ -376,7 +382,7 @@ if __name__ == "__main__":
     for _ in range(50):
         moved.acquire()
 """
-    for _ in range(3):  # until the workers too, which have its streams, have ended
+    for _ in range(times):  # until the workers too, which have its streams, have ended
         assert run_script(tmp_path, program) == (0, "", "")
 
 
@@ -436,6 +442,7 @@ def test_a_spawned_worker_runs_its_exit_handlers(tmp_path):
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("closed", [(0,), (0, 1, 2)])
+@pytest.mark.each_method
 def test_closed_standard_streams(tmp_path, method, closed):
     status, _, _ = run_script(
         tmp_path,

@@ -7,11 +7,13 @@ import gc
 import logging
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
 import time
 
+import fast
 import pytest
 from examples_of import Blocks
 from inside import pids_of, ring_of, slots_of
@@ -424,3 +426,17 @@ def test_garbage_that_a_child_collects_ends_nothing_of_the_parent(tmp_path):
         """),
     )
     assert (status, out, err) == (0, "True\n", "")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_process_that_a_test_starts_is_noticed(waits):
+    """So that a test which is marked fast, and starts one, fails."""
+    watch = fast.Watch()
+    assert not watch.has_started()
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    try:
+        if waits:
+            process.communicate()
+        assert watch.has_started()
+    finally:
+        process.communicate()

@@ -30,6 +30,7 @@ METHODS = ["fork", "spawn", "forkserver"]
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("as_context", [False, True])
+@pytest.mark.each_method
 def test_every_start_method_gives_the_same(make, method, as_context):
     context = multiprocessing.get_context(method) if as_context else method
     iterator = make(Numbered(20), 3, context=context)
@@ -91,6 +92,7 @@ def anonymous_bytes(pid):
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.each_method
 def test_workers_share_one_image_of_the_dataset(make, method):
     def private(nbytes):
         iterator = make(Big(nbytes), 16, n_processes=3, context=method)
@@ -130,6 +132,7 @@ class Writing:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.each_method
 def test_generators_differ_between_workers_and_starts(make, method):
     def draws():
         iterator = make(Draws(64), 1, n_processes=2, context=method, maxtasksperchild=4)
@@ -233,6 +236,7 @@ def test_a_program_without_a_main_guard_is_told(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.each_method
 def test_a_guard_is_one_that_holds_workers_off(tmp_path, method):
     """In whatever words; one elsewhere is none."""
     inside = textwrap.indent(WITHOUT_GUARD.format(method=method, call="pass"), "    ")

@@ -57,9 +57,9 @@ KINDS = {
     "serial": (SerialIterator, {}),
     "threads": (MultithreadIterator, {"n_threads": 3, "n_prefetch": 2}),
     "in-process": (MultiprocessIterator, {"n_processes": 0}),
-    "one": (MultiprocessIterator, {"n_processes": 1, "context": "fork"}),
+    "one process": (MultiprocessIterator, {"n_processes": 1, "context": "fork"}),
     "processes": (MultiprocessIterator, {"n_processes": 3, "n_prefetch": 3, "context": "fork"}),
-    "short-lived": (
+    "short-lived processes": (
         MultiprocessIterator,
         {"n_processes": 2, "maxtasksperchild": 2, "context": "fork"},
     ),
@@ -162,12 +162,11 @@ def test_a_generator_of_the_samplers_own_tells(generator):
     assert found[0] == found[1] != found[2]
 
 
-WAYS = ["dict", "serializer", "pickle", "copy"]
-
-
 # An order without a seed is an array, which JSON does not take.
 @pytest.mark.parametrize(
-    ("way", "shuffle"), [("json", False), *((way, s) for way in WAYS for s in (False, True))]
+    ("way", "shuffle"),
+    [("json", False), *((w, s) for w in ("dict", "copy") for s in (False, True))]
+    + [("serializer", True), ("pickle", False)],
 )
 def test_what_is_resumed_goes_on_with_the_same_numbers(make, save, load, way, shuffle):
     iterator = make(Draws(), 4, shuffle=shuffle)
@@ -264,6 +263,15 @@ def test_where_no_example_is_fetched_it_is_an_error(make):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of generators
 @pytest.mark.parametrize(
     ("dataset", "on_error"), [(Draws, "raise"), (Draws, "skip"), (Squares, "raise")]
+)
+@pytest.mark.parametrize(
+    "make",
+    # What replaces a worker has hundreds of lines.
+    [
+        pytest.param(k, marks=[pytest.mark.stress] if k == "short-lived processes" else [])
+        for k in KINDS
+    ],
+    indirect=True,
 )
 def test_an_interrupt_leaves_no_example_behind(make, dataset, on_error):
     iterator = make(dataset(), 2, on_error=on_error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ import fastiter
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator
 from fastiter.dataset import concat_examples
 
-ROWS, BATCH, N_PREFETCH = 48, 16, 4
+ROWS, BATCH, N_PREFETCH = 32, 16, 4
 # Odd, so that rows begin at every offset in a cache line. Five such batches are 80 MB.
 NBYTES = 1_000_003
 
 
+@functools.cache
 def _row(i: int) -> np.ndarray:
     return np.random.default_rng(i).integers(0, 256, NBYTES, dtype=np.uint8)
 
@@ -28,7 +30,7 @@ class Rows:
         return ROWS
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
-        return _row(i), i
+        return _row(i).copy(), i
 
 
 def _columns() -> fastiter.datasets.TupleDataset:
@@ -71,7 +73,7 @@ def test_padding_that_no_cache_holds(dtype: str) -> None:
     """Lengths are odd, so that data and fill begin at many offsets in a cache line."""
     width = 4_000_003 // np.dtype(dtype).itemsize
     lengths = [width - 20_011 * i % width for i in range(16)]
-    arrays = [np.resize(_row(i)[:999] % 10, n).astype(dtype) for i, n in enumerate(lengths)]
+    arrays = [np.resize((_row(i)[:999] % 10).astype(dtype), n) for i, n in enumerate(lengths)]
     padded = concat_examples(arrays, padding=7)
     expected = np.full((len(arrays), width), 7, dtype)
     for row, array in zip(expected, arrays, strict=True):

@@ -167,10 +167,10 @@ def test_a_batch_by_definition(container, rules):
     assert_same(concat_examples(batch, **rules), expected_batch(batch, **rules))
 
 
-@pytest.mark.parametrize("equal", [False, True], ids=["ragged", "equal"])
 @pytest.mark.parametrize(("container", "rules"), CASES)
-def test_every_iterator_gives_the_same(make, container, rules, equal):
-    dataset = Texts(container, equal)
+def test_every_iterator_gives_the_same(make, container, rules):
+    # Rows of equal lengths need no padding: every other rule.
+    dataset = Texts(container, equal=CASES.index((container, rules)) % 2 == 1)
     convert = functools.partial(concat_examples, **rules)
     converting = make(dataset, 4, repeat=False, shuffle=False, converter=convert)
     listing = make(dataset, 4, repeat=False, shuffle=False)
