@@ -12,7 +12,7 @@ from fastiter.iterators._base import PlannedIterator
 
 if TYPE_CHECKING:
     from fastiter._device.transfer import AsyncTransfer
-    from fastiter.iterators._state import Plan
+    from fastiter._order.plan import Plan
     from fastiter.iterators._stream_parts import PartStore
 
 

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fastiter._order.example_context import Seed
+    from fastiter._plan.epoch_store import EpochStore
+    from fastiter._plan.epochs import Planner
+    from fastiter._plan.skips import Skipped
     from fastiter.iterators._arguments import SeedExamples
-    from fastiter.iterators._epochs import EpochStore
-    from fastiter.iterators._skips import OnError, Skipped
-    from fastiter.iterators._state import Planner
+    from fastiter.iterators._skips import OnError
 
 
 class IteratorProperties(Iterator):
@@ -42,8 +43,11 @@ class IteratorProperties(Iterator):
     _in_order: bool
     _lock: Any
     _planner: Planner
-    _seed: Seed
     _epochs: EpochStore
+
+    @property
+    def _seed(self) -> Seed:
+        return self._planner.seed
 
     @property
     def dataset(self) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from fastiter._fetch.seeded import SeededCall
+from fastiter._order.plan import Plan
 from fastiter._stats.autotune import (
     FIRST_PREFETCH,
     MOST_PREFETCH,
@@ -47,7 +48,6 @@ from fastiter.iterators._arguments import (
 from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._source import Source
-from fastiter.iterators._state import Plan
 from fastiter.iterators._stream_parts import Parts, PartStore, reader_of
 
 if TYPE_CHECKING:
@@ -374,7 +374,7 @@ class MultiprocessIterator(PrefetchingIterator):
         """The oldest batch in the ring, that of ``plan``, as the workers have left it; if that need
         not be the next one, the oldest that is complete."""
         planner = None
-        if not self._in_order and self._planner.unordered and not self._planner.has_holes:
+        if not self._in_order and self._planner.unordered and not self._planner.is_filling:
             planner = self._planner
             if pool.ring.overtake(planner):
                 plan = planner.peek()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastiter._fetch.dataset_access import column_getter
 from fastiter._fetch.row_groups import RowClaims
+from fastiter._order.plan import Plan
 from fastiter._stats.autotune import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
 from fastiter._stats.stats import LoaderStats
 from fastiter._stats.timer import Timer
@@ -44,7 +45,6 @@ from fastiter.iterators._arguments import (
 from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._source import fills_suit
-from fastiter.iterators._state import Plan
 from fastiter.iterators._stream_parts import Parts, PartStore
 
 if TYPE_CHECKING:

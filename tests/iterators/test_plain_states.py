@@ -94,7 +94,7 @@ def test_a_state_with_holes_goes_on_after_any_transport(case: str, way: str) -> 
     with make(slow) as iterator:
         taken(iterator, 2)
         state = iterator.state_dict()
-        assert state["cuts"]["delivered"]
+        assert state["missing"]["delivered"]
         gate.set()
         expected = sorted(rows_of(list(iterator)))
     with make() as resumed:
