@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = {"current_position": "position", "epoch": "epoch", "is_new_epoch": "is_new_epoch"}
 _DETAIL = "previous_epoch_detail"
+_OTHERS = ("stream", "cuts", "order_sampler", "example_seed", "skipped")
 _ORDER_KEYS = ("order", "_order")  # the second in snapshots of Chainer's MultithreadIterator
 _MISSING = ("delivered", "of_all_ranks")  # entries of a record's ``missing``, among the cuts
 _UNTOUCHED = -2  # in no order that was ever stored
@@ -49,7 +50,9 @@ def exchange(serializer: Callable[[str, Any], Any], planner: Planner) -> dict[st
         # Once more, as it was stored: int() has made 3 of a 3.7, and bool() True of a NaN.
         raw = None if value is ABSENT else _ask(serializer, key, None)
         stored[key] = value if raw is None or raw is ABSENT else raw
-    return _record(serializer, stored, state.order)
+    stored |= {key: _ask(serializer, key, None) for key in _OTHERS}
+    stored["order"] = _ask_order(serializer, state.order)
+    return as_record({key: value for key, value in stored.items() if value is not ABSENT})
 
 
 def as_record(state_dict: Any) -> dict[str, Any]:
@@ -61,8 +64,29 @@ def as_record(state_dict: Any) -> dict[str, Any]:
         )
     if "kind" in state_dict:
         return dict(state_dict)
-    numbers = {key: state_dict.get(key, ABSENT) for key in (*_NUMBERS, _DETAIL)}
-    return _record(lambda key, value: state_dict[key], numbers, None)
+    stored = {key: value for key, value in state_dict.items() if value is not None}
+    record: dict[str, Any] = {"version": VERSION, "kind": "epochs"}
+    for key, name in _NUMBERS.items():
+        if key not in state_dict:
+            raise ValueError(f"the snapshot has no {key!r}")
+        record[name] = state_dict[key]
+    record |= {_DETAIL: state_dict[_DETAIL]} if _DETAIL in state_dict else {}
+    if "stream" in stored:
+        record |= {**_parted("stream", stored), "kind": "sources"}
+    elif "cuts" in stored:
+        record |= _parted("cuts", stored)
+        missing = {key: record["cut"].pop(key) for key in _MISSING if key in record["cut"]}
+        record |= {"missing": missing} if missing else {}
+    sampled, order = (stored.get(key, ABSENT) for key in ("order_sampler", "order"))
+    order = stored.get("_order", ABSENT) if order is ABSENT else order
+    if sampled is ABSENT or _is_record(order):
+        record |= {} if order is ABSENT else {"order": order}
+    elif _is_record(sampled):
+        record |= {"order": sampled} if order is ABSENT else {"order": sampled, "drawn": order}
+    else:
+        raise ValueError("the snapshot's order_sampler is damaged")
+    record["seed"], record["skipped"] = stored.get("example_seed"), _of_json("skipped", stored)
+    return record
 
 
 def as_records(state_dict: Any) -> dict[str, Any] | list[dict[str, Any]]:
@@ -119,48 +143,19 @@ def _is_saving(serializer: Any, stored: dict[str, Any], given: dict[str, Any]) -
     return all(stored[key] is value for key, value in given.items())
 
 
-def _record(serializer: Any, numbers: dict[str, Any], current: Any) -> dict[str, Any]:
-    """The record in a snapshot with these numbers; ``current`` is the iteration's own order."""
-    record: dict[str, Any] = {"version": VERSION, "kind": "epochs"}
-    for key, name in _NUMBERS.items():
-        if numbers[key] is ABSENT:
-            raise ValueError(f"the snapshot has no {key!r}")
-        record[name] = numbers[key]
-    if numbers[_DETAIL] is not ABSENT:
-        record[_DETAIL] = numbers[_DETAIL]
-    stream, cuts = (_ask_json(serializer, key) for key in ("stream", "cuts"))
-    if stream is not None:
-        record.update(kind="sources", **_parted("stream", stream))
-    elif cuts is not None:
-        record |= _parted("cut", cuts)
-        missing = {key: record["cut"].pop(key) for key in _MISSING if key in record["cut"]}
-        record |= {"missing": missing} if missing else {}
-    order, sampled = _ask_order(serializer, current), _ask(serializer, "order_sampler", None)
-    if sampled is None or sampled is ABSENT or _is_record(order):
-        record |= {} if order is ABSENT else {"order": order}
-    elif not _is_record(sampled):
-        raise ValueError("the snapshot's order_sampler is damaged")
-    else:
-        record |= {"order": sampled} if order is ABSENT else {"order": sampled, "drawn": order}
-    seed = _ask(serializer, "example_seed", None)
-    if seed is not ABSENT:
-        record["seed"] = seed
-    return {**record, "skipped": _ask_json(serializer, "skipped")}
-
-
 def _is_record(order: Any) -> bool:
     is_array = order is not ABSENT and not is_virtual(order)
     return is_array and SamplerRecord.of(order) is not None
 
 
-def _parted(key: str, stored: Any) -> dict[str, Any]:
+def _parted(key: str, stored: Mapping[str, Any]) -> dict[str, Any]:
     """An entry without its version, which is checked, and its step, which stands beside it."""
     try:
-        entry = dict(stored)
+        entry = dict(_of_json(key, stored))
     except (TypeError, ValueError) as error:
         raise unreadable(key, error) from error
     check_version(entry.pop("version", None))
-    return {"step": entry.pop("step", None), key: entry}
+    return {"step": entry.pop("step", None), key.removesuffix("s"): entry}
 
 
 def _ask(serializer: Callable[[str, Any], Any], key: str, value: Any) -> Any:
@@ -173,15 +168,13 @@ def _ask(serializer: Callable[[str, Any], Any], key: str, value: Any) -> Any:
         raise ValueError(f"the snapshot's {key} cannot be read: {error}") from error
 
 
-def _ask_json(serializer: Any, key: str) -> Any:
-    """Value stored as JSON in an array of bytes, or as it is; None if the snapshot has none."""
-    stored = _ask(serializer, key, None)
-    if stored is None or stored is ABSENT:
-        return None
-    if isinstance(stored, Mapping):
-        return stored
+def _of_json(key: str, stored: Mapping[str, Any]) -> Any:
+    """An entry that was stored as JSON in an array of bytes, or as it is; None if there is none."""
+    value = stored.get(key)
+    if value is None or isinstance(value, Mapping):
+        return value
     try:
-        array = np.asarray(stored)
+        array = np.asarray(value)
         if array.dtype != np.uint8 or array.ndim != 1:
             raise ValueError(f"an array of shape {array.shape} and dtype {array.dtype}")
         import json

@@ -138,7 +138,7 @@ def _delivered(record: Mapping[str, Any]) -> tuple[int, bool]:
         is_of_all = record["missing"].get("of_all_ranks", False)
         if type(bits) is not int or not 0 < bits < 1 << _MOST_BITS or type(is_of_all) is not bool:
             raise ValueError(f"delivered {bits!r:.80}, of_all_ranks {is_of_all!r:.80}")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise unreadable("missing", error) from error
     return bits, is_of_all
 

@@ -38,8 +38,7 @@ from fastiter._plan.epoch_sampler import (
     digest_of,
     is_epoch_sampler,
 )
-from fastiter._plan.skips import SkipState
-from fastiter._plan.state import Anchor, Order, Snapshot, State
+from fastiter._plan.state import Anchor, Order, SkipState, Snapshot, State, natural
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -328,8 +327,8 @@ def _window(stored: Any, position: int) -> list[int]:
 def naturals(key: str, values: Any, count: int = 1) -> list[int]:
     """Integers from 0 on in the entry of this key."""
     try:
-        numbers = [operator.index(value) for value in values]
-        if len(numbers) != count or min(numbers) < 0:
+        numbers = [natural(value) for value in values]
+        if len(numbers) != count:
             raise ValueError(f"{values!r}")
     except (TypeError, ValueError) as error:
         raise unreadable(key, error) from error
@@ -437,21 +436,20 @@ def _is_another(
 ) -> ValueError:
     """Error of a sampler that is not the saved one; it names what differs, if that is known."""
     ours = list(sampler._source_sizes)
+    difference = "the arguments differ"
     if record.kind != sampler.kind:
-        difference = " (it is of another kind)"
+        difference = "it is of another kind"
     elif ours and saved_sizes not in (None, ours):
-        difference = f" (its sources have {saved_sizes} examples, here they have {ours!r:.200})"
+        difference = f"its sources have {saved_sizes} examples, here they have {ours!r:.200}"
     elif ours and record.n_examples != sum(ours):
-        difference = f" (its sources have {record.n_examples} examples, here they have {sum(ours)})"
+        difference = f"its sources have {record.n_examples} examples, here they have {sum(ours)}"
     elif saved_seed != (sampler.seed or (0, 0)):
-        difference = " (the seed differs)"
+        difference = "the seed differs"
     elif sampler.arguments() is None:
-        difference = f" ({sampler.label(record.n_drawn - 1)} gives another epoch)"
-    else:
-        difference = " (the arguments differ)"
+        difference = f"{sampler.label(record.n_drawn - 1)} gives another epoch"
     return ValueError(
         "the snapshot was saved with another order sampler than this "
-        f"{type(sampler).__qualname__}, or with another seed or other arguments{difference}: "
+        f"{type(sampler).__qualname__}, or with another seed or other arguments ({difference}): "
         "give the iterator the same one"
     )
 

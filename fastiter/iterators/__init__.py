@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastiter._plan.epoch_sampler import Epoch, EpochSampler
-from fastiter._plan.skips import Skipped
+from fastiter._plan.state import Skipped
 from fastiter.iterators._addresses import Address
 from fastiter.iterators._skips import Replacement
 from fastiter.iterators.multithread import MultithreadIterator

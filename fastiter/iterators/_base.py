@@ -29,8 +29,7 @@ from fastiter._plan.epochs import Planner, dataset_length, initial_state
 from fastiter._plan.missing import snapshot_of_records
 from fastiter._plan.record import packed, record_of, snapshot_of
 from fastiter._plan.seed import seed_of
-from fastiter._plan.skips import SkipState
-from fastiter._plan.state import Snapshot
+from fastiter._plan.state import SkipState, Snapshot
 from fastiter._stats.stats import IteratorStats, LoaderStats
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child

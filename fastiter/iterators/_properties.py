@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
     from fastiter._plan.epoch_store import EpochStore
     from fastiter._plan.epochs import Planner
-    from fastiter._plan.skips import Skipped
+    from fastiter._plan.state import Skipped
     from fastiter.iterators._arguments import SeedExamples
     from fastiter.iterators._skips import OnError
 

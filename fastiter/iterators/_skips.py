@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fastiter._plan.skips import MOST_RECORDS, MOST_TEXT, Skipped, SkipState
+from fastiter._plan.state import MOST_RECORDS, MOST_TEXT, Skipped, SkipState
 from fastiter._util.arguments import checked_int
 from fastiter._util.failures import AllSkipped, Failure, summary_of
 from fastiter.errors import SkipLimitError

@@ -19,8 +19,7 @@ from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.plan import Plan
 from fastiter._plan.epochs import Planner, converter_seed, dataset_length
 from fastiter._plan.record import unreadable
-from fastiter._plan.skips import natural
-from fastiter._plan.state import Snapshot, State
+from fastiter._plan.state import Snapshot, State, natural
 from fastiter._util.failures import Failure
 from fastiter.iterators._skips import ShardPolicy
 from fastiter.iterators._stream_parts import Lanes, MergePosition, PartStore
