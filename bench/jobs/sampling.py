@@ -200,7 +200,7 @@ def _lengths(n: int) -> np.ndarray:
 
 def _fastiter_buckets(n: int) -> Callable[[Any], Any]:
     from fastiter import LengthBucketBatchSampler
-    from fastiter.iterators.samplers.epoch_sampler import Cutting
+    from fastiter._plan.epoch_sampler import Cutting
 
     sampler = LengthBucketBatchSampler(_lengths(n), batch_size=_BATCH, seed=0, window=_WINDOW)
     cutting = Cutting(0, 1, sampler.limits())

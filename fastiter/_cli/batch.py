@@ -9,7 +9,9 @@ from typing import Any
 
 import fastiter
 from fastiter._cli.profile.loading import UsageError, load
-from fastiter.iterators.samplers.epoch_sampler import EpochSampler, SamplerRecord
+from fastiter._engine.chainer_state import as_record
+from fastiter._plan.epoch_sampler import EpochSampler, SamplerRecord
+from fastiter._plan.record import loaded_cut
 
 _WRONG = (LookupError, OSError, TypeError, UsageError, ValueError)
 
@@ -61,30 +63,31 @@ def _made(name: str) -> Any:
 
 def _of_state(state: Any) -> Any:
     """An iterator of the arguments that the state tells, or a list of all ranks' states."""
-    state = state[0] if isinstance(state, list) and state else state
-    if isinstance(state, dict) and "stream" in state:
+    try:
+        saved = as_record(state[0] if isinstance(state, list) and state else state)
+    except (TypeError, ValueError) as error:
+        raise ValueError("the file holds no state, as state_dict() returns it") from error
+    if saved["kind"] == "sources":
         raise TypeError("batches of a StreamDataset have no numbers")
-    cuts = state.get("cuts") if isinstance(state, dict) else None
-    if not isinstance(cuts, dict):
-        raise ValueError("the file holds no state, as state_dict() returns it")
-    arguments = {name: cuts[name] for name in ("repeat", "drop_last", "tail") if name in cuts}
-    n_examples, sampler = cuts.get("n_examples"), None
+    cut = loaded_cut(saved)
+    arguments = {name: cut[name] for name in ("repeat", "drop_last", "tail") if name in cut}
+    n_examples, sampler = cut.get("n_examples"), None
     if n_examples is None:
-        record = SamplerRecord.of(state.get("order_sampler"))
-        sampler = None if record is None else _sampler_of(record, cuts.get("arguments", []))
+        record = SamplerRecord.of(saved.get("order"))
+        sampler = None if record is None else _sampler_of(record, cut.get("arguments", []))
         if record is None or sampler is None:
             raise ValueError(
                 "this state does not tell all that decides the orders: give --iterator "
                 "MODULE:FUNCTION, which makes the iterator"
             )
         n_examples = record.n_examples
-        words: Any = cuts.get("seed", state["example_seed"])
+        words: Any = cut.get("seed", saved["seed"])
         sampler.seed = (words[0] % 2**64, words[1] % 2**64)
     return fastiter.SerialIterator(
         range(n_examples),  # only its length counts
-        cuts["batch_size"],
+        cut["batch_size"],
         rank=0,
-        num_ranks=cuts.get("num_ranks", 1),
+        num_ranks=cut.get("num_ranks", 1),
         order_sampler=sampler,
         shuffle=False if sampler is None else None,
         **arguments,

@@ -65,7 +65,7 @@ cdef class PlanQueue:
     cdef readonly bint is_begun
     cdef public object example_seed  # 128 bits; None: plans have no seeds
     cdef public bint unordered  # whether complete batches overtake others
-    cdef readonly dict beyond  # states after batches delivered before older ones, by step
+    cdef readonly dict delivered_early  # states after batches delivered before older ones, by step
     cdef readonly list plans  # planned and not delivered, in the order of their delivery
     cdef bint is_passing  # the batch of the state was passed over
     cdef public object former_size  # examples of an epoch that was begun with fewer; else None

@@ -68,7 +68,7 @@ class PlanQueue:
     unordered: bool
     rank: int
     @property
-    def beyond(self) -> dict[int, Any]: ...
+    def delivered_early(self) -> dict[int, Any]: ...
     example_seed: tuple[int, int] | None
     def __init__(
         self,

@@ -165,7 +165,7 @@ cdef class PlanQueue:
         self.plans = []
         self.example_seed = None
         self.unordered = False
-        self.beyond = {}
+        self.delivered_early = {}
         self.last = None
         self.is_passing = self.is_begun = False
         self.epochs = None
@@ -226,7 +226,7 @@ cdef class PlanQueue:
 
     cpdef bint overtakes(self):
         """Whether a complete batch may come before others now."""
-        return self.unordered and not self.has_holes
+        return self.unordered and not self.is_filling
 
     cdef bring_forward(self, Plan plan):
         """Have `deliver` take this one of the plans next."""
@@ -267,9 +267,9 @@ cdef class PlanQueue:
         """`deliver`, for compiled code."""
         cdef Plan plan = self.first()
         state = self.current if plan.error is not None else plan.state
-        beyond = self.beyond
-        if plan.indices is not None and (self.unordered or beyond):
-            state, beyond = self.joined(plan)
+        early = self.delivered_early
+        if plan.indices is not None and (self.unordered or early):
+            state, early = self.joined(plan)
         if plan.indices is not None and self.is_passing:
             # The state tells of this batch and of those passed over before it.
             state = state._replace(
@@ -288,7 +288,7 @@ cdef class PlanQueue:
             self.is_begun = True
             self.is_passing = False
             self.put_state(state, plan.progress, last if plan.indices is None else plan)
-            self.beyond = beyond
+            self.delivered_early = early
         del self.plans[0]
         if plan.indices is not None:
             return plan
@@ -297,7 +297,7 @@ cdef class PlanQueue:
         raise StopIteration
 
     cdef tuple joined(self, Plan plan):
-        """The state when a plan is delivered before or after others, and `beyond` then.
+        """The state when a plan is delivered before or after others, and `delivered_early` then.
 
         The state is that before the oldest batch that is not delivered. So an epoch ends when its
         last batch was delivered, whichever that is.
@@ -309,14 +309,14 @@ cdef class PlanQueue:
             if other is not plan and other.indices is not None:
                 step = item(other.state, STEP)
                 oldest = step if oldest < 0 else min(oldest, step)
-        state, beyond = self.current, {**self.beyond, item(plan.state, STEP): plan.state}
+        state, early = self.current, {**self.delivered_early, item(plan.state, STEP): plan.state}
         detail = epoch_detail(state)
-        for step in sorted(beyond):
+        for step in sorted(early):
             if 0 <= oldest <= step:
                 break
-            state = beyond.pop(step)
+            state = early.pop(step)
             is_new_epoch |= item(state, IS_NEW_EPOCH)
-        return state._replace(is_new_epoch=is_new_epoch, previous_epoch_detail=detail), beyond
+        return state._replace(is_new_epoch=is_new_epoch, previous_epoch_detail=detail), early
 
     cpdef pass_over(self):
         """Take the oldest plan, of whose batch nothing is left.
@@ -344,7 +344,7 @@ cdef class PlanQueue:
         kept = self.plans  # what dies by this, dies at the end of this function
         with cython.critical_section(self):
             self.plans = list(plans)
-        self.beyond = {}
+        self.delivered_early = {}
         self.planned = state
         self.is_passing = self.is_begun = False
         self.n_begun = 0
@@ -366,7 +366,7 @@ cdef class PlanQueue:
             "is_passing": bool(self.is_passing),
             "progress": self.current_progress,
             "example_seed": self.example_seed,
-            "beyond": self.beyond,
+            "delivered_early": self.delivered_early,
             "former_size": self.former_size,
             "unordered": bool(self.unordered),
         }
@@ -385,8 +385,8 @@ cdef class PlanQueue:
         self.example_seed = given.pop("example_seed")
         self.former_size = given.pop("former_size")
         self.unordered = given.pop("unordered")
-        self.beyond = given.pop("beyond")
-        for state in self.beyond.values():
+        self.delivered_early = given.pop("delivered_early")
+        for state in self.delivered_early.values():
             if item(state, STEP) > item(self.planned, STEP):
                 self.planned = state
         self.__dict__.update(given)
@@ -398,7 +398,7 @@ cdef class PlanQueue:
         """Plan the batch after all that are planned."""
         cdef Py_ssize_t count = len(self.plans)
         state = (<Plan>self.plans[count - 1]).state if count else self.current
-        if self.unordered or self.beyond:  # the last one planned may be delivered
+        if self.unordered or self.delivered_early:  # the last one planned may be delivered
             state = self.planned
         cdef Plan plan
         try:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from fastiter._fetch.gather import ColumnReader
     from fastiter._fetch.row_groups import RowClaims
     from fastiter._order.example_context import Seed
+    from fastiter._order.plan import Plan
     from fastiter._threads.collator import Assembler
     from fastiter._threads.limit import Claim, TimeLimit
     from fastiter.iterators._source import Source
-    from fastiter.iterators._state import Plan
 
     Origin = tuple[Seed, Plan]
 

@@ -107,7 +107,7 @@ class JaxIterator(EpochLoops):
         if not isinstance(inner, PlannedIterator):
             return map_leaves(self._array, next(inner))
         with inner._lock:
-            before = inner._snapshot()
+            before = inner._planner.snapshot()
             batch = next(inner)
             try:
                 (following, sent), self._ahead = self._ahead, (None, None)

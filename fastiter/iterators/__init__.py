@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fastiter._plan.epoch_sampler import Epoch, EpochSampler
+from fastiter._plan.state import Skipped
 from fastiter.iterators._addresses import Address
-from fastiter.iterators._skips import Replacement, Skipped
+from fastiter.iterators._skips import Replacement
 from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.buckets import LengthBucketBatchSampler
-from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler
 from fastiter.iterators.samplers.mixture import MixtureOrderSampler
 from fastiter.iterators.samplers.shuffle import OrderSampler, ShuffleOrderSampler
 from fastiter.iterators.samplers.virtual import VirtualShuffleOrderSampler

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastiter._fetch.token_rows import EPOCH_SHIFT
-from fastiter._order.plan import size_within
+from fastiter._order.plan import Plan, size_within
+from fastiter._plan.epoch_sampler import is_epoch_sampler
+from fastiter._plan.epochs import Planner, row_epochs
+from fastiter._plan.state import State
 from fastiter._util.arguments import checked_int
-from fastiter.iterators._state import Plan, Planner, State, row_epochs
-from fastiter.iterators.samplers.epoch_sampler import is_epoch_sampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
     from fastiter._fetch.dataset_access import Epochs
     from fastiter._order.example_context import Seed
-    from fastiter.iterators._epochs import EpochStore
-    from fastiter.iterators._state import Anchor, Indices, Order
+    from fastiter._plan.epoch_store import EpochStore
+    from fastiter._plan.state import Anchor, Indices, Order
 
 
 _MOST_EXAMPLES = 1 << 62
@@ -67,20 +68,9 @@ class Preview(Planner):
 
     def __init__(self, planner: Planner, rank: int, kept: EpochStore) -> None:
         self._kept = kept
-        super().__init__(
-            planner.state,
-            batch_size=planner.batch_size,
-            repeat=planner.repeat,
-            order_sampler=planner._order_sampler,
-            dataset_len=planner._dataset_len,
-            rank=rank,
-            num_ranks=planner.num_ranks,
-            drop_last=planner.drop_last,
-            tail=planner.tail,
-        )
+        super().__init__(planner.state, **{**planner.arguments(), "rank": rank})
         self.anchors, self.recut = planner.anchors, planner.recut
         self.former_size = planner.former_size
-        self.example_seed = planner.example_seed
         sampler = self._order_sampler
         if sampler is not None and not is_epoch_sampler(sampler):
             raise ValueError(

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypeAlias, TypeVar
 
 from fastiter._device import devices
+from fastiter._plan.epoch_sampler import is_epoch_sampler, words_of
 from fastiter._util.arguments import checked_callable, checked_flag, checked_int
 from fastiter.iterators.samplers._batches import CallableBatches
-from fastiter.iterators.samplers.epoch_sampler import is_epoch_sampler, words_of
 from fastiter.iterators.samplers.shuffle import gives_process_orders
 
 if TYPE_CHECKING:

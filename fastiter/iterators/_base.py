@@ -18,42 +18,44 @@ import numpy as np
 
 from fastiter._device.cupy import leak_after_fork
 from fastiter._engine.caller import CallerExecutor
+from fastiter._engine.chainer_state import as_records, exchange
 from fastiter._engine.loop import Loop
 from fastiter._engine.stream import StreamExecutor
 from fastiter._fetch.dataset_access import keeps_rows, row_groups_of
 from fastiter._fetch.seeded import Seeding
 from fastiter._order.plan import TAILS
+from fastiter._plan.epoch_sampler import Cutting, is_epoch_sampler, words_of
+from fastiter._plan.epoch_store import EpochStore
+from fastiter._plan.epochs import Planner, dataset_length, initial_state
+from fastiter._plan.missing import snapshot_of_records
+from fastiter._plan.record import packed, record_of, snapshot_of
+from fastiter._plan.seed import seed_of
+from fastiter._plan.state import SkipState, Snapshot
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.failures import AllSkipped, Failure
 from fastiter._util.ranks import iterator_ranks
 from fastiter.datasets.arrow_dataset import arrow_source
 from fastiter.datasets.stream_dataset import StreamDataset
-from fastiter.iterators import _arguments, _seed
+from fastiter.iterators import _arguments
 from fastiter.iterators._addresses import (
     Preview,
     SkippingPlanner,
     checked_ranges,
 )
-from fastiter.iterators._epochs import EpochStore
-from fastiter.iterators._holes import from_states, holes_as_dict
 from fastiter.iterators._properties import IteratorProperties
 from fastiter.iterators._skips import (
     DEFAULT_LIMIT,
     OnError,
     ShardPolicy,
     SkipPolicy,
-    SkipState,
     batch_of_none,
     checked,
     nothing_left,
 )
-from fastiter.iterators._snapshot import Snapshot, as_dict, exchange
 from fastiter.iterators._source import Source, concat_of
-from fastiter.iterators._state import Planner, dataset_length, initial_state
 from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
-from fastiter.iterators.samplers.epoch_sampler import Cutting, is_epoch_sampler, words_of
 from fastiter.iterators.samplers.epochs import sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
@@ -65,7 +67,6 @@ if TYPE_CHECKING:
 
     from fastiter._engine.device_stage import DeviceStage
     from fastiter._engine.executor import Executor
-    from fastiter._order.example_context import Seed
     from fastiter._stats.autotune import Tuner
     from fastiter.iterators._arguments import Rank, SeedExamples, Tail
     from fastiter.iterators._stream_parts import PartStore
@@ -142,27 +143,28 @@ class PlannedIterator(Loop, IteratorProperties):
             "num_ranks": num_ranks,
             "drop_last": drop_last,
             "tail": checked_choice("tail", tail, TAILS),
+            "seeds_examples": seed_examples is not False,
+            "progress": None if self._skips is None else SkipState(),
         }
         if is_stream:
-            self._seed = _arguments.seed_of_stream(dataset, seed_examples)
-            self._planner: Planner = StreamPlanner(dataset, **cutting)
-            self._planner.example_seed = self._planned_seed(self._seed)
+            seed = _arguments.seed_of_stream(dataset, seed_examples)
+            self._planner: Planner = StreamPlanner(dataset, seed=seed, **cutting)
             if self._skips is not None:
                 self._planner.policy = ShardPolicy(on_error, self._skip_limit)
             self._open()
             return
-        self._seed = _seed.seed_of(self._sampler, num_ranks)
+        seed = seed_of(self._sampler, num_ranks)
         if _arguments.checked_seed_examples(seed_examples, self._sampler):
-            self._seed = words_of(seed_examples)
+            seed = words_of(seed_examples)
         ranges = checked_ranges(skip_steps)
         cuttings = () if batches is None else (Cutting(0, num_ranks, batches.limits()),)
         self._planner = (SkippingPlanner if ranges else Planner)(
             initial_state(self._sampler, self._dataset_len, cuttings),
             order_sampler=self._sampler,
             dataset_len=self._dataset_len,
+            seed=seed,
             **cutting,
         )
-        self._planner.example_seed = self._planned_seed(self._seed)
         if isinstance(self._planner, SkippingPlanner):
             self._planner.skip(ranges)
         if not self._planner.n_steps(self._planner.state.cuts, 0, self._first_rows()):
@@ -249,9 +251,6 @@ class PlannedIterator(Loop, IteratorProperties):
 
     def _leak_copies(self) -> None:
         leak_after_fork(*(plan.outcome for plan in list(self._planner.plans)))
-
-    def _planned_seed(self, seed: Seed) -> Seed | None:
-        return None if self._seed_examples is False else seed
 
     # -- iteration ---------------------------------------------------------------------------
 
@@ -390,10 +389,10 @@ class PlannedIterator(Loop, IteratorProperties):
         with self._lock:
             self._check_reopenable("reset")
             state = self._planner.after_reset()
-            skips = self._snapshot().skips
+            skips = self._planner.progress
             if skips is not None:  # the limit counts anew, the list stays
                 skips = skips._replace(epoch=0, n_skipped=0)
-            seed = self._planner.seed_after_reset(self._seed)
+            seed = self._planner.seed_after_reset()
             self._go_on_from(Snapshot(state, seed, skips, state.anchor))
 
     def finalize(self) -> None:
@@ -455,8 +454,9 @@ class PlannedIterator(Loop, IteratorProperties):
             On loading, if the iterator is finalized and of a kind that cannot be reopened.
         """
         with self._lock:
-            loaded = exchange(serializer, self._snapshot(), self._planner)
-            if loaded is not None:
+            record = exchange(serializer, self._planner)
+            if record is not None:
+                loaded = snapshot_of(record, self._planner, strict=True)
                 self._refuse_inside_next("loading a snapshot")
                 self._check_reopenable("loading a snapshot")
                 self._go_on_from(loaded)
@@ -469,8 +469,7 @@ class PlannedIterator(Loop, IteratorProperties):
         the dataset's size; otherwise they include the order, as a text.
         """
         with self._lock:
-            save = holes_as_dict if self._planner.has_holes else as_dict
-            return save(self._snapshot(), self._planner)
+            return packed(record_of(self._planner))
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]], strict: bool = True
@@ -497,7 +496,7 @@ class PlannedIterator(Loop, IteratorProperties):
         """
         self._refuse_inside_next("load_state_dict()")
         with self._lock:
-            loaded = from_states(state_dict, self._snapshot(), self._planner, strict=strict)
+            loaded = snapshot_of_records(as_records(state_dict), self._planner, strict=strict)
             if loaded.former_size is not None and not keeps_rows(self._dataset):
                 raise ValueError(
                     f"the state is of {loaded.former_size} rows, and this "
@@ -528,20 +527,15 @@ class PlannedIterator(Loop, IteratorProperties):
             preview = Preview(self._planner, self.rank, self._epochs)
             state, former_size = preview.after(step), self._planner.former_size
             anchor = preview.anchor_of(state)
-            snapshot = self._snapshot()._replace(
+            snapshot = self._planner.snapshot()._replace(
                 state=state, anchor=anchor, former_size=former_size
             )
             self._go_on_from(snapshot)
 
-    def _snapshot(self) -> Snapshot:
-        skips = None if self._skips is None else self._planner.progress or SkipState()
-        planner = self._planner
-        return Snapshot(planner.state, self._seed, skips, planner.anchor, planner.recut)
-
     def _go_on_from(self, snapshot: Snapshot) -> None:
         works = self._planner.works()
-        self._planner.go_on_from(snapshot, self._planned_seed(snapshot.seed))
-        self._seed = self._executor.seed = snapshot.seed
+        self._planner.go_on_from(snapshot)
+        self._executor.seed = self._planner.seed
         self._epochs.clear()
         self._executor.drop(works)
         self._loops.clear()

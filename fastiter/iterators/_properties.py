@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
     from fastiter._engine.executor import Executor
     from fastiter._order.example_context import Seed
+    from fastiter._plan.epoch_store import EpochStore
+    from fastiter._plan.epochs import Planner
+    from fastiter._plan.state import Skipped
     from fastiter._stats.autotune import Tuner
     from fastiter._stats.timer import Timer
     from fastiter._stats.trace import Call, Trace, WorkerTraces
     from fastiter.iterators._arguments import SeedExamples
-    from fastiter.iterators._epochs import EpochStore
-    from fastiter.iterators._skips import OnError, Skipped
-    from fastiter.iterators._state import Planner
+    from fastiter.iterators._skips import OnError
 
 
 class IteratorProperties(Iterator):
@@ -54,8 +55,11 @@ class IteratorProperties(Iterator):
     _in_order: bool
     _lock: Any
     _planner: Planner
-    _seed: Seed
     _epochs: EpochStore
+
+    @property
+    def _seed(self) -> Seed:
+        return self._planner.seed
 
     @property
     def dataset(self) -> Any:

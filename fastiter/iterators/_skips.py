@@ -1,4 +1,4 @@
-"""Treatment of examples that fail: the decision, its limit, and the list of skipped examples.
+"""Treatment of examples that fail: the decision, and its limit.
 
 All of it runs in the thread that calls ``next()``, batch after batch in the order of delivery, and
 row after row. So it does not depend on the number of workers and of batches fetched ahead.
@@ -6,32 +6,20 @@ row after row. So it does not depend on the number of workers and of batches fet
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from fastiter._plan.state import MOST_RECORDS, MOST_TEXT, Skipped, SkipState
 from fastiter._util.arguments import checked_int
 from fastiter._util.failures import AllSkipped, Failure, summary_of
 from fastiter.errors import SkipLimitError
 
 if TYPE_CHECKING:
-    from fastiter.iterators._state import Plan
+    from fastiter._order.plan import Plan
 
-KEY = "skipped"
 DEFAULT_LIMIT = 0.01  # of an epoch's examples
-_MOST_RECORDS = 10_000
-_MOST_TEXT = 200  # characters of an exception
-
-
-class Skipped(NamedTuple):
-    """A dataset index whose example was skipped."""
-
-    index: int  # type: ignore[assignment]  # hides a method of tuples
-    epoch: int  #: in which it was skipped last
-    times: int  #: how often it was skipped
-    error: str  #: type and text of its last exception, at most 200 characters
 
 
 class Replacement(NamedTuple):
@@ -70,38 +58,6 @@ def checked(on_error: Any, skip_limit: Any) -> tuple[Any, float | None]:
             f"skip_limit={skip_limit!r} limits nothing: set on_error='skip' or a callable, too"
         )
     return on_error, limit
-
-
-class SkipState(NamedTuple):
-    """The examples skipped up to a batch."""
-
-    epoch: int = 0  #: in which the last one was skipped
-    n_skipped: int = 0  #: in that epoch
-    records: Mapping[int, Skipped] = {}  #: by dataset index, in the order of the first skip
-
-    def saved(self) -> dict[str, Any]:
-        """Entry of a snapshot: numbers and texts that JSON takes."""
-        records = [list(record) for record in self.records.values()]
-        return {"epoch": self.epoch, "count": self.n_skipped, "records": records}
-
-    @staticmethod
-    def loaded(stored: Any) -> SkipState:
-        """Load what `saved` returned; None: an empty state."""
-        if stored is None:
-            return SkipState()
-        try:
-            records = {}
-            for index, epoch, times, text in stored["records"]:
-                number = natural(index)
-                if not isinstance(text, str):
-                    raise TypeError(f"{text!r} is not a text")
-                record = number, natural(epoch), natural(times), text[:_MOST_TEXT]
-                records[number] = Skipped(*record)
-            if len(records) > _MOST_RECORDS:
-                raise ValueError(f"{len(records)} records")
-            return SkipState(natural(stored["epoch"]), natural(stored["count"]), records)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"the snapshot's {KEY!r} cannot be read: {error!r}") from error
 
 
 class SkipPolicy:
@@ -200,11 +156,11 @@ def _record(skips: SkipState, index: int, error: Exception, what: str) -> None:
     known = records.get(index)
     if known is not None:
         records[index] = Skipped(index, skips.epoch, known.times + 1, _one_line(error))
-    elif len(records) < _MOST_RECORDS:
+    elif len(records) < MOST_RECORDS:
         records[index] = Skipped(index, skips.epoch, 1, _one_line(error))
         _warn("skipped %s %d in epoch %d: %s", what, index, skips.epoch, _one_line(error))
-        if len(records) == _MOST_RECORDS:
-            _warn("%d indices were skipped; no more are listed", _MOST_RECORDS)
+        if len(records) == MOST_RECORDS:
+            _warn("%d indices were skipped; no more are listed", MOST_RECORDS)
 
 
 def batch_of_none(last: AllSkipped, has_converter: bool) -> list[Any] | Failure:
@@ -233,14 +189,6 @@ def nothing_left(n_examples: int, last: AllSkipped) -> Failure:
     return Failure(error)
 
 
-def natural(value: Any) -> int:
-    """``value``, an integer from 0 on, as an int."""
-    number = operator.index(value)
-    if isinstance(value, bool) or number < 0:
-        raise ValueError(f"{value!r} is not a count")
-    return number
-
-
 def _warn(text: str, *facts: Any) -> None:
     import logging  # here, like json, so that importing fastiter stays fast
 
@@ -249,4 +197,4 @@ def _warn(text: str, *facts: Any) -> None:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(summary_of(error).split())
-    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 3] + "..."
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "..."

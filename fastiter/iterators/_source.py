@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from fastiter._device.transfer import AsyncTransfer
     from fastiter._fetch.seeded import Seeding
     from fastiter._order.example_context import Seed
-    from fastiter.iterators._state import Indices, Plan
+    from fastiter._order.plan import Plan
+    from fastiter._plan.state import Indices
 
 _UNKNOWN: Any = object()
 _KEYWORDS = {"padding", "copy", "max_length", "pad_to_multiple", "return_lengths"}

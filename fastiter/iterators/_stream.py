@@ -17,17 +17,18 @@ import numpy as np
 
 from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.plan import Plan
+from fastiter._plan.epochs import Planner, converter_seed, dataset_length
+from fastiter._plan.record import unreadable
+from fastiter._plan.state import Snapshot, State, natural
 from fastiter._util.failures import Failure
-from fastiter.iterators._skips import ShardPolicy, SkipState, natural
-from fastiter.iterators._state import Planner, State, converter_seed, dataset_length
-from fastiter.iterators._stream_parts import Front, Lanes, PartStore
+from fastiter.iterators._skips import ShardPolicy
+from fastiter.iterators._stream_parts import Lanes, MergePosition, PartStore
 
 if TYPE_CHECKING:
     from fastiter._fetch.seeded import Seeding
     from fastiter._order.example_context import Seed
     from fastiter.datasets.stream_dataset import StreamDataset
 
-_VERSION = 1
 _MOST_AHEAD = 4096  # steps that are planned to leave out other ranks' examples of a part
 
 
@@ -87,6 +88,7 @@ class StreamPlanner(Planner):
 
     # ---- what `Planner` asks
 
+    kind = "sources"
     has_addresses = False
 
     def parts_for(self, seeding: Seeding | None) -> PartStore:
@@ -114,8 +116,8 @@ class StreamPlanner(Planner):
         plan.progress = self.progress  # shards may have failed
         return examples
 
-    def seed_after_reset(self, seed: Seed) -> Seed:
-        return seed  # epochs go on counting
+    def seed_after_reset(self) -> Seed:
+        return self.seed  # epochs go on counting
 
     def __getstate__(self) -> dict[str, Any]:
         given = super().__getstate__()
@@ -138,7 +140,7 @@ class StreamPlanner(Planner):
             return failure
         state, shard = self.state, self.store.shard(number)
         epoch = state.epoch + number // state.epoch_size - (state.n_drawn - 1)
-        record = (self.progress or SkipState()).records.get(shard)
+        record = self.progress.records.get(shard)
         if record is not None and record.epoch == epoch:
             return None
         plan = Plan(np.array([shard]), state, origin=(epoch, 1, state.epoch_size))
@@ -351,7 +353,7 @@ class StreamPlanner(Planner):
             if not self._is_ahead:
                 stop = n_shards + most if self.repeat else n_shards
                 following = range(first + n_opened, first + min(stop, n_opened + most))
-                store.front = Front(tuple(turns), following)
+                store.merged_to = MergePosition(tuple(turns), following)
             turn, at = turns.popleft()
             if store.has(turn, at):
                 found.append((turn, at))
@@ -363,13 +365,18 @@ class StreamPlanner(Planner):
 
     # ---- snapshots
 
-    def saved_stream(self, state: State) -> dict[str, Any]:
+    def go_on_from(self, snapshot: Snapshot) -> None:
+        if snapshot.sources is not None:
+            self.sources = snapshot.sources
+        super().go_on_from(snapshot)
+
+    def saved_place(self) -> dict[str, Any]:
+        state = self.state
         place = _place_of(state)
         first = (state.n_drawn - 1) * state.epoch_size
         self._note_sources()
         return {
             **self._facts(),
-            "step": state.step,
             "number": state.n_drawn - 1,
             "opened": place.n_opened,
             "window_number": place.number,
@@ -382,7 +389,6 @@ class StreamPlanner(Planner):
         """Facts from which order and examples follow."""
         stream, seed = self.stream, self.example_seed
         facts = {
-            "version": _VERSION,
             "n_shards": len(stream.shards),
             "shards": stream.digest(),
             "seed": None if stream.words is None else list(stream.words),
@@ -391,13 +397,10 @@ class StreamPlanner(Planner):
         }
         return facts if seed is None else {**facts, "seed_examples": list(seed)}
 
-    def loaded_stream(self, stored: Any) -> State:
-        """As in `Planner`; the planner has its sources, too."""
+    def loaded_place(self, record: Mapping[str, Any]) -> tuple[State, Any]:
+        stored, facts = record.get("stream"), self._facts()
         if not isinstance(stored, Mapping):
-            raise ValueError(
-                "the snapshot was not saved with a StreamDataset, but this one reads one"
-            )
-        facts = self._facts()
+            raise unreadable("stream", TypeError(f"{stored!r:.80}"))
         for name in {**facts, "seed_examples": None}:
             theirs, ours = stored.get(name), facts.get(name)
             if theirs != ours:
@@ -407,8 +410,9 @@ class StreamPlanner(Planner):
                 )
         n_shards = len(self.stream.shards)
         try:
-            names = ("number", "opened", "window_number", "offset", "step")
-            number, opened, window, offset, step = (natural(stored[name]) for name in names)
+            names = ("number", "opened", "window_number", "offset")
+            number, opened, window, offset = (natural(stored[name]) for name in names)
+            step = natural(record["step"])
             first = number * n_shards
             lanes = tuple((first + natural(turn), natural(at)) for turn, at in stored["lanes"])
             sources = {
@@ -419,7 +423,8 @@ class StreamPlanner(Planner):
             if not offset < self.stream.window or len(dict(lanes)) != len(lanes):
                 raise ValueError(f"offset {offset}, lanes {lanes}")
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"the snapshot's 'stream' cannot be read: {error!r}") from error
-        self.sources = sources
+            raise unreadable("stream", error) from error
         place = StreamPlace(lanes, opened, window, offset)
-        return State(opened - len(lanes), 0, False, place, n_shards, None, number + 1, None, step)
+        position = opened - len(lanes)
+        state = State(position, 0, False, place, n_shards, None, number + 1, None, step)
+        return state, sources

@@ -14,10 +14,10 @@ import numpy as np
 from fastiter._fetch.shard_reader import Examples, Part, ShardReader
 from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan, PlanQueue
+from fastiter._plan.state import State
 from fastiter._stats.autotune import MOST_PREFETCH
 from fastiter._util.failures import Failure, annotate, load, reraise
 from fastiter.errors import WorkerDiedError
-from fastiter.iterators._state import State
 
 if TYPE_CHECKING:
     from fastiter.datasets.stream_dataset import StreamDataset
@@ -28,7 +28,7 @@ _LEAST = 32  # examples in a part: a request takes as long as some cheap ones
 Lanes = tuple[tuple[int, int], ...]  #: turn, and the next example in it
 
 
-class Front(NamedTuple):
+class MergePosition(NamedTuple):
     """Position up to which the examples are merged."""
 
     lanes: Lanes  #: those that are open
@@ -82,7 +82,6 @@ class PartQueue(PlanQueue):
         self._n_workers = n_workers
         self._in_workers = in_workers  # which answer in turn; threads read a turn one at a time
         self._count = 0
-        self.anchor = self.recut = self.former_size = None
 
     def advance(self, state: Any) -> Plan:
         """Plan the next part; without indices if nothing is to be read now."""
@@ -133,12 +132,12 @@ class PartStore:
         self.queue: PartQueue | None = None
         self._step_rows = rows
         self.rows = max(_LEAST, -(-rows // min(stream.interleave, len(stream.shards))))
-        self.front = Front((), range(0))
+        self.merged_to = MergePosition((), range(0))
         self._reader = reader_of(stream)
         self._turns: dict[int, _Turn] = {}
         self._orders: dict[int, list[int]] = {}  # of epochs
         self._needed = -1  # the turn that is waited for
-        self._told: set[int] = set()  # turns whose failure was raised
+        self._raised: set[int] = set()  # turns whose failure was raised
         #: decides about a shard that failed: what to raise; None if the rest of it is left out
         self.decide: Callable[[int, Failure], Failure | None] = lambda number, failure: failure
         #: tells which examples of a part are this rank's, as `Part.keep`
@@ -161,8 +160,8 @@ class PartStore:
     def clear(self, states: dict[int, tuple[int, Any]]) -> None:
         """Forget what was read, and go on where sources have these states."""
         self._turns = {number: _Turn(at, [(at, state)]) for number, (at, state) in states.items()}
-        self._told.clear()
-        self.front = Front((), range(0))
+        self._raised.clear()
+        self.merged_to = MergePosition((), range(0))
         if self.queue is not None:
             works = self.queue.works()
             self.queue.restart(self.queue.state)
@@ -235,9 +234,9 @@ class PartStore:
     def _tell(self, number: int) -> None:
         """Raise what has ended a turn, or skip it, once."""
         failure = self._turns[number].failure
-        if failure is not None and number not in self._told:
+        if failure is not None and number not in self._raised:
             failure = self.decide(number, failure)
-            self._told.add(number)
+            self._raised.add(number)
             if failure is not None:
                 reraise(failure)
 
@@ -282,7 +281,7 @@ class PartStore:
         ahead, or the first one of a turn to come. With ``many``, a turn may have several parts
         that are being read."""
         busy = {part.number for part in asked}
-        lanes, following = self.front
+        lanes, following = self.merged_to
         is_open, needed = dict(lanes), self._needed
         wanted = {**dict.fromkeys(following, 0), **is_open}
         if needed not in is_open and needed in self._turns:
@@ -343,6 +342,6 @@ def _failure_of(error: Any, facts: str) -> Failure:
 
 def _died(error: WorkerDiedError, facts: str) -> WorkerDiedError:
     """The same of a part, of which the workers know a number only."""
-    told = WorkerDiedError(f"{facts}: {error}")
-    told.pid, told.exit_reason = error.pid, error.exit_reason
-    return told
+    named = WorkerDiedError(f"{facts}: {error}")
+    named.pid, named.exit_reason = error.pid, error.exit_reason
+    return named

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._fetch.dataset_access import epochs_of
+from fastiter._plan.epoch_sampler import EpochSampler
 from fastiter._util.arguments import checked_flag, checked_int, checked_optional_int
 from fastiter.iterators.samplers._batches import epoch_by_cuttings
 from fastiter.iterators.samplers._orders import CompactOrder
-from fastiter.iterators.samplers.epoch_sampler import EpochSampler
 from fastiter.tokens._dataset import TokenDataset
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fastiter.iterators.samplers.epoch_sampler import (
+    from fastiter._plan.epoch_sampler import (
         Cutting,
         Epoch,
         Key,

@@ -17,7 +17,7 @@ from fastiter._engine.loop import Loop
 from fastiter._order.plan import Plan
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.failures import capture
-from fastiter.torch._keys import Keys, epoch_rows
+from fastiter.torch._keys import SamplerKeys, epoch_rows
 from fastiter.torch._plans import Delivered, Planned, Plans
 from fastiter.torch._sources import fetched
 from fastiter.torch._state import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
 
 
-class Kept:
+class LastIteration:
     """Facts that a loader keeps of its last iteration."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if resume is not None:
             set_states(self._generators, resume.main["_key_states"] or [])
             self._sampler_iter.load(resume.main, resume.is_finished, self._is_iterable)
-        self._kept = loader._kept
+        self._last_iteration = loader._last_iteration
         self._example_seed = (self._base_seed, 0) if loader.seed_examples else None
         if resume is not None:
             self._load(resume)
@@ -106,9 +106,9 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if self._example_seed is not None:
             self._example_seed = self._example_seed[0], self._example_seed[1] + 1
 
-    def _keys_of(self, main: dict[str, Any] | None) -> Keys:
+    def _keys_of(self, main: dict[str, Any] | None) -> SamplerKeys:
         iterator, rows = self._sampler_iter, epoch_rows(self._dataset)
-        return Keys(self._index_sampler, iterator, self._generators, main, rows)
+        return SamplerKeys(self._index_sampler, iterator, self._generators, main, rows)
 
     def _facts_of(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
         """Facts known about the epoch when it begins. Samplers that are not torch's may take long
@@ -220,7 +220,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             with contextlib.suppress(Exception):  # not even begun
                 # The program's would wait for ever for the lock of torch's generator, if it is
                 # within a call of that one that a garbage collection has come to here.
-                self._kept.state = self._own_state()
+                self._last_iteration.state = self._own_state()
             self.close()
 
     # ---- state

@@ -177,7 +177,7 @@ def epoch_rows(dataset: Any) -> EpochRows | None:
     return None if epochs is None else epochs.rows_of(epochs.epoch)
 
 
-class Keys:
+class SamplerKeys:
     """Draws the keys of batches, and knows the sampler's state.
 
     A place in an epoch is a number of batches and the number of keys in them. Keys are those of

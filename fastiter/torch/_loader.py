@@ -19,7 +19,7 @@ from fastiter.datasets.arrow_dataset import table_source
 from fastiter.datasets.stream_dataset import StreamDataset
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
-from fastiter.torch._iterator import Kept, LoaderIterator
+from fastiter.torch._iterator import LastIteration, LoaderIterator
 from fastiter.torch._state import (
     Resume,
     draws_globally,
@@ -149,7 +149,7 @@ persistent_workers, pin_memory_device, in_order
             )
         self._loaded: Resume | None = None
         self._loaded_state: dict[str, Any] | None = None  # the same, as it was given
-        self._kept = Kept()
+        self._last_iteration = LastIteration()
 
     @property
     def multiprocessing_context(self) -> Any:
@@ -167,7 +167,7 @@ persistent_workers, pin_memory_device, in_order
 
     def _get_iterator(self) -> Any:
         """Make an iterator. A subclass may put it into one of its own."""
-        self._kept = Kept()
+        self._last_iteration = LastIteration()
         if not self._has_state():
             return super()._get_iterator()
         if self.num_workers == 0:
@@ -176,7 +176,7 @@ persistent_workers, pin_memory_device, in_order
             self.check_worker_number_rationality()
             made = WorkersIterator(self, self._loaded)
         self._loaded = self._loaded_state = None  # not if it was refused
-        self._kept.iterator = weakref.ref(made)
+        self._last_iteration.iterator = weakref.ref(made)
         return made
 
     def _has_state(self) -> bool:
@@ -196,7 +196,7 @@ persistent_workers, pin_memory_device, in_order
 
     def _own_iterator(self) -> LoaderIterator | None:
         """The one of the last iteration, if it lives."""
-        return None if self._kept.iterator is None else self._kept.iterator()
+        return None if self._last_iteration.iterator is None else self._last_iteration.iterator()
 
     def __iter__(self) -> Any:
         iterator: Any = self._iterator
@@ -238,8 +238,8 @@ persistent_workers, pin_memory_device, in_order
         state: dict[str, Any]
         if own is not None:
             state = own.state_dict()
-        elif self._kept.state is not None:
-            state = {**self._kept.state, **program_state(draws_globally(self))}
+        elif self._last_iteration.state is not None:
+            state = {**self._last_iteration.state, **program_state(draws_globally(self))}
         elif self._loaded_state is not None:
             return self._loaded_state
         else:
@@ -255,7 +255,7 @@ persistent_workers, pin_memory_device, in_order
     def __getstate__(self) -> dict[str, Any]:
         """The attributes of a copy, which begins anew, or where a state was loaded. As of torch's
         class, which has no copies once there are persistent workers."""
-        return {**self.__dict__, "_kept": Kept()}
+        return {**self.__dict__, "_last_iteration": LastIteration()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Have the next iteration begin after the batch at which `state_dict` was called.
@@ -277,7 +277,7 @@ persistent_workers, pin_memory_device, in_order
         """
         self._require_state()
         self._iterator = None
-        self._kept = Kept()
+        self._last_iteration = LastIteration()
         self._loaded = self._loaded_state = None
         if not state_dict:
             return

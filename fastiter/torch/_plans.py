@@ -13,7 +13,7 @@ from fastiter.torch._seeds import seeds_of
 from fastiter.torch._worker import Request
 
 if TYPE_CHECKING:
-    from fastiter.torch._keys import Keys
+    from fastiter.torch._keys import SamplerKeys
 
 _ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
 _MOST_SCHEMAS = 8  # of one pool
@@ -69,7 +69,9 @@ class Plans(TurnPlanQueue):
         self.shared_seed: int | None = None
         self.example_seed: tuple[int, int] | None = None
 
-    def begin(self, keys: Keys, start: Planned, progress: Delivered, asks_first: bool) -> None:
+    def begin(
+        self, keys: SamplerKeys, start: Planned, progress: Delivered, asks_first: bool
+    ) -> None:
         """Begin an epoch.
 
         Parameters

@@ -15,7 +15,7 @@ from fastiter._order.permutation import example_seeds
 def seeds_of(
     example_seed: tuple[int, int], places: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 ) -> bytes:
-    """The seeds of a batch's examples: by seed and number of the epoch, and `Keys.places`."""
+    """The seeds of a batch's examples, by seed and number of the epoch, and their places."""
     return example_seeds(example_seed, *places).tobytes()
 
 

@@ -326,7 +326,7 @@ def fails() -> None:
         ("[1, 2]", None, "holds no state"),
         ('{"iterator": {}}', None, "holds no state"),
         ('{"current_position": 3}', None, "holds no state"),
-        ('{"current_position": 3, "stream": {}}', None, "StreamDataset"),
+        ('{"kind": "sources"}', None, "StreamDataset"),
         ("{}", "test_addresses", "expected --iterator MODULE:FUNCTION, not 'test_addresses'"),
         ("{}", "test_addresses:N", "no function, but 23"),
         ("{}", "test_addresses:no_iterator", "an iterator of fastiter, not 3"),

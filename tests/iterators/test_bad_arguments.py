@@ -19,7 +19,7 @@ from fastiter import (
     datasets,
 )
 from fastiter._cli.profile import profile
-from fastiter.iterators._state import Planner
+from fastiter._plan.epochs import Planner
 from fastiter.random import example_rng, permutation, virtual_permutation
 from fastiter.reader import (
     batch,

@@ -102,13 +102,13 @@ def test_a_child_forked_while_a_thread_is_in_next(kind):
     dataset = Calling(lambda index: (index == 4 and gate(), index)[1], 100)
     iterator = kind(dataset, 4, shuffle=False)
     assert next(iterator) == [0, 1, 2, 3]
-    position = iterator.state_dict()["current_position"]
+    position = iterator.state_dict()["position"]
 
     def child() -> bool:
         state, other = iterator.state_dict(), copy.copy(iterator)
         stats = iterator.stats()
         right = (
-            state["current_position"] == position
+            state["position"] == position
             and stats.next_seconds == iterator.stats().next_seconds
             and next(iterator) == next(other) == [4, 5, 6, 7]
             and next(iterator) == [8, 9, 10, 11]

@@ -30,8 +30,8 @@ from fastiter import (
     concat_examples,
 )
 from fastiter._order.example_context import key
+from fastiter._plan.epoch_sampler import Cutting, EpochSampler
 from fastiter.iterators.samplers._batches import epoch_by_cuttings
-from fastiter.iterators.samplers.epoch_sampler import Cutting, EpochSampler
 
 ranks = st.sampled_from([1, 2, 3, 5])
 tails = st.sampled_from(["pad", "mask", "drop"])
@@ -135,8 +135,8 @@ def test_resumed_with_other_ranks_and_batch_size(n, sizes, counts, n_steps, repe
     resumed = on_ranks(n, sizes[1], counts[1], repeat=repeat)
     for iterator in resumed:
         iterator.load_state_dict(state)
-    assert same_states(resumed)["cuts"]["step"] == state["cuts"]["step"]
-    epoch, position = state["epoch"], state["current_position"]
+    assert same_states(resumed)["step"] == state["step"]
+    epoch, position = state["epoch"], state["position"]
     orders = orders_of(n, epoch + 30)[epoch:]
     expected = shared_steps(orders, sizes[1], counts[1], repeat=repeat, position=position)
     for batches, _ in itertools.islice(expected if repeat or not epoch else (), 5):
@@ -639,16 +639,21 @@ def test_an_error_says_what_differs(differs, sampler):
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": 2}, {"anchor": [1, 2]}, {"step": -1}, {"step": "3"}, {"anchor": None}]
+    "change",
+    [{"version": 2}, {"anchor": [1, 2]}, {"step": -1}, {"step": "3"}, {"anchor": None}, {"cut": 3}],
 )
 def test_cuts_that_are_damaged(change):
     iterator = SerialIterator(range(30), 4, shuffle=False)
     next(iterator)
-    before = iterator.state_dict()
-    with pytest.raises(ValueError, match="'cuts' cannot be read"):
-        iterator.load_state_dict({**before, "cuts": {**before["cuts"], **change}})
-    with pytest.raises(ValueError, match="'cuts' cannot be read"):
-        iterator.load_state_dict({**before, "cuts": 3})
+    before, stored = iterator.state_dict(), {}
+    iterator.serialize(stored.__setitem__)
+    name = next(iter(change))
+    message = "version 2" if name == "version" else "'(step|cuts?)' cannot be read"
+    damaged = {**before, **change} if name in before else {**before, "cut": change}
+    cuts = {**json.loads(stored["cuts"].tobytes()), **change}
+    for state in damaged, {**stored, "cuts": 3 if name == "cut" else cuts}:
+        with pytest.raises(ValueError, match=message):
+            iterator.load_state_dict(state)
     assert iterator.state_dict() == before
 
 
@@ -656,8 +661,8 @@ def test_a_state_of_a_sampler_without_cuts_is_refused():
     iterator = SerialIterator(range(30), 4, order_sampler=ShuffleOrderSampler(3))
     next(iterator)
     before = iterator.state_dict()
-    with pytest.raises(ValueError, match="has 'order_sampler', but no 'cuts'"):
-        iterator.load_state_dict({name: before[name] for name in before if name != "cuts"})
+    with pytest.raises(ValueError, match="a record of its sampler, but no 'cut'"):
+        iterator.load_state_dict({name: before[name] for name in before if name != "cut"})
     assert iterator.state_dict() == before
 
 

@@ -35,7 +35,7 @@ def with_holes(iterators: list[Any], delivered: list[set[int]]) -> tuple[list[An
                 states.append(json.loads(json.dumps(iterator.state_dict())))
             batches[k, rank] = next(iterator)
         if bits := sum(1 << (k - step) for k in delivered[rank] if k > step):
-            states[-1]["cuts"]["delivered"] = bits
+            states[-1]["missing"] = {"delivered": bits}
     return states, batches
 
 
@@ -45,7 +45,7 @@ def load(iterators: list[Any], state: Any) -> None:
 
 
 def is_missing(state: dict[str, Any]) -> bool:
-    return "delivered" in state["cuts"]
+    return "missing" in state
 
 
 @pytest.mark.parametrize("kind", ["map", "mixture", "buckets", "filtered", "transformed"])
@@ -103,16 +103,16 @@ def test_batches_that_are_missing_come_first_on_any_numbers_of_ranks(kind: str) 
 
 def test_what_a_state_with_holes_needs() -> None:
     states, batches = with_holes(ranks_of("map", 2), [{1, 2}, {0, 2}])
-    other = make("map", SerialIterator, batch_size=5)
+    other, cut = make("map", SerialIterator, batch_size=5), states[0]["cut"]
     before = other.state_dict()
     for state, error, message in (
         (states[0], ValueError, "load the states of all ranks"),
         (states[:1], ValueError, "all 2 ranks, .* these 1 differ"),
-        ([states[0], {**states[1], "example_seed": [1, 2]}], ValueError, "differ in more"),
+        ([states[0], {**states[1], "seed": [1, 2]}], ValueError, "differ in more"),
         ([], TypeError, "a list of one for each rank"),
         ([states[0], None], TypeError, "a list of one for each rank"),
-        ({"cuts": {**states[0]["cuts"], "num_ranks": "x"}}, ValueError, "'cuts' cannot be read"),
-        ({"cuts": {**states[0]["cuts"], "delivered": -1}}, ValueError, "'cuts' cannot be read"),
+        ({**states[0], "cut": {**cut, "num_ranks": "x"}}, ValueError, "'cut' cannot be read"),
+        ({**states[0], "missing": {"delivered": -1}}, ValueError, "'missing' cannot be read"),
     ):
         with pytest.raises(error, match=message):
             other.load_state_dict(state)
@@ -139,9 +139,9 @@ def test_what_a_state_with_holes_needs() -> None:
     # At the end there is no further batch for the second rank.
     states, _ = with_holes([make("map", SerialIterator, batch_size=100)], [{1}])
     for state in states:
-        state["cuts"]["repeat"] = False
+        state["cut"]["repeat"] = False
     last = ranks_of("map", 2, 100, repeat=False)
-    states[0]["cuts"]["delivered"] = 0b110
+    states[0]["missing"]["delivered"] = 0b110
     with pytest.raises(ValueError, match=r"1 batches are missing at the end, .* num_ranks=1"):
         last[0].load_state_dict(states[0])
 

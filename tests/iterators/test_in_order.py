@@ -102,10 +102,9 @@ def test_a_state_with_holes_gives_the_others_once_and_first():
         assert sorted(next(clone) for _ in range(2)) == sorted(rest[:2])
         assert sorted(next(clone) for _ in range(6)) == sorted(rest[2:8])
         assert clone.is_new_epoch
-    damaged = {**state, "cuts": {**state["cuts"], "delivered": 1 << 30}}
+    damaged = {**state, "cut": {**state["cut"], "repeat": False}, "missing": {"delivered": 1 << 30}}
     once = iterate(range(N), SerialIterator, repeat=False)
     before = once.state_dict()
-    damaged["cuts"]["repeat"] = False
     with pytest.raises(ValueError, match="no step"):
         once.load_state_dict(damaged)
     assert once.state_dict() == before

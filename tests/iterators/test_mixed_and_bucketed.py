@@ -212,6 +212,6 @@ def test_a_state_whose_cuts_are_damaged_is_refused(cutting):
     for _ in range(3):
         next(saved)
     state = saved.state_dict()
-    state["cuts"]["cuttings"] = [cutting]
+    state["cut"]["cuttings"] = [cutting]
     with pytest.raises(ValueError, match=r"damaged|cannot be read"):
         iterator().load_state_dict(state)

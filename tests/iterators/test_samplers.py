@@ -22,7 +22,7 @@ from fastiter import (
     WeightedOrderSampler,
     random,
 )
-from fastiter.iterators.samplers.epoch_sampler import SamplerRecord
+from fastiter._plan.epoch_sampler import SamplerRecord
 from tests.support.inside import planner_of
 
 N = 23

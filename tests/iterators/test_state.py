@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastiter._order.plan import Plan
-from fastiter.iterators._state import Planner, State, checked_order, initial_state
+from fastiter._plan.drawing import checked_order
+from fastiter._plan.epochs import Planner, initial_state
+from fastiter._plan.state import State
 
 sizes = st.integers(1, 12)
 

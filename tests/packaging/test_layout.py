@@ -20,16 +20,16 @@ MAX_SOURCES = 15
 # Each package imports only what stands before it, and itself. __init__ is fastiter's own, which
 # offers the public names.
 ORDER = (
-    *("errors", "_clib", "_util", "_order", "_ring", "_device", "_collate", "_fetch", "_stats"),
-    *("_workers", "_threads", "_engine", "dataset", "datasets", "iterators", "tokens"),
-    "reader",
+    *("errors", "_clib", "_util", "_order", "_plan", "_ring", "_device", "_collate"),
+    *("_fetch", "_stats", "_workers", "_threads", "_engine", "dataset", "datasets", "iterators"),
+    *("tokens", "reader"),
     *("random", "kernels"),
     "ray",
     *("interop", "torch", "__init__", "_cli", "__main__"),
 )
 # One file for each public class, and what these share.
 MANY_SOURCES = {"fastiter/datasets", "fastiter/iterators"}
-ENTRIES = 26  # of fastiter/, folders and files
+ENTRIES = 27  # of fastiter/, folders and files
 # Most lines of each package of fastiter/, with stubs, of its files beside packages, and of csrc/
 # without the model. They are to fall; a higher number needs a decision page.
 CEILINGS = {
@@ -37,9 +37,10 @@ CEILINGS = {
     "_clib": 1_790,
     "_collate": 1_550,
     "_device": 910,
-    "_engine": 160,
+    "_engine": 370,
     "_fetch": 3_950,
     "_order": 1_920,
+    "_plan": 1_860,
     "_ring": 3_450,
     "_stats": 1_360,
     "_threads": 1_450,
@@ -50,7 +51,7 @@ CEILINGS = {
     "datasets": 3_290,
     "files": 530,
     "interop": 650,
-    "iterators": 7_550,
+    "iterators": 5_580,
     "ray": 940,
     "reader": 1_040,
     "tokens": 1_340,
@@ -59,7 +60,6 @@ CEILINGS = {
 CIRCLES = [
     ("_fetch.epoch_rows", "_fetch.token_rows"),
     ("_threads.limit", "_threads.pool", "_threads.tasks"),
-    ("iterators._skips", "iterators._snapshot", "iterators._state"),
     ("torch._in_process", "torch._in_workers", "torch._iterator", "torch._loader"),
 ]
 

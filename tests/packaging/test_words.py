@@ -33,8 +33,8 @@ HOMES = {
     "Timer": ("_stats",),
     "Converter": ("dataset", "_workers"),  # those of `_workers` are batch converters
     "Dataset": ("dataset", "datasets"),
-    "Sampler": ("iterators",),
-    "State": ("iterators",),
+    "Sampler": ("_plan", "iterators"),
+    "State": ("_plan",),
     "Trials": ("_cli",),
 }
 

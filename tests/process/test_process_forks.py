@@ -161,7 +161,7 @@ def test_a_child_forked_while_a_thread_waits_in_next(iterator, deed):
             with copy.copy(iterator) as other:
                 return bool(next(other)[0][0] == 0 and next(other)[0][0] == 3 * 64)
         elif deed == "state_dict":
-            return iterator.state_dict()["current_position"] == 0
+            return iterator.state_dict()["position"] == 0
         else:
             iterator.finalize()
         return True

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastiter import SerialIterator, concat_examples
-from fastiter.iterators.samplers.epoch_sampler import Cutting
+from fastiter._plan.epoch_sampler import Cutting
 from fastiter.tokens import TokenBatchSampler, TokenDataset
 
 RNG = np.random.default_rng(0)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uniformity import chi_square_z
 
+from fastiter._plan.epoch_sampler import Cutting
 from fastiter.iterators import LengthBucketBatchSampler
-from fastiter.iterators.samplers.epoch_sampler import Cutting
 
 
 def log_normal(n, seed=0):

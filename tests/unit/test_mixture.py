@@ -19,7 +19,7 @@ from fastiter._order import sampling
 
 def drawn(sampler, number):
     """The sources of an epoch, and the indices in them."""
-    sizes = sampler._sizes
+    sizes = sampler._source_sizes
     order = sampler.epoch(number, sum(sizes)).order[:]
     offsets = np.cumsum([0, *sizes])
     sources = np.searchsorted(offsets, order, side="right") - 1

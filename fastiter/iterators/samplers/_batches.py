@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from fastiter._plan.epoch_sampler import Cutting, Epoch, EpochSampler
 from fastiter.iterators.samplers._orders import CompactOrder
-from fastiter.iterators.samplers.epoch_sampler import Cutting, Epoch, EpochSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from fastiter._plan.epoch_sampler import EpochSampler, words_of
 from fastiter._util.arguments import checked_flag, checked_optional_int
 from fastiter.iterators.samplers._batches import epoch_by_cuttings
 from fastiter.iterators.samplers._orders import CompactOrder
-from fastiter.iterators.samplers.epoch_sampler import EpochSampler, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from fastiter.iterators.samplers.epoch_sampler import Cutting, Epoch, Limit, Seed
+    from fastiter._plan.epoch_sampler import Cutting, Epoch, Limit, Seed
 
     Lengths = npt.NDArray[Any]
     Indices = npt.NDArray[np.int64]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastiter._fetch.dataset_access import epochs_of
-from fastiter.iterators.samplers._drawing import draw_epoch
-from fastiter.iterators.samplers.epoch_sampler import (
+from fastiter._plan.drawing import draw_epoch
+from fastiter._plan.epoch_sampler import (
     Epoch,
     EpochSampler,
     is_epoch_sampler,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from fastiter._plan.epoch_sampler import Epoch, EpochSampler, key_of, words_of
+from fastiter._plan.repeats import repeats_in
 from fastiter._util.arguments import checked_int
 from fastiter.iterators.samplers._orders import ComputedOrder, joined
-from fastiter.iterators.samplers._repeats import repeats_in
-from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler, key_of, words_of
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fastiter._order.permutation import VirtualOrder
     from fastiter._order.sampling import Interleaving
-    from fastiter.iterators.samplers.epoch_sampler import Seed
+    from fastiter._plan.epoch_sampler import Seed
 
     Counts = npt.NDArray[np.int64]
 
@@ -94,38 +94,40 @@ class MixtureOrderSampler(EpochSampler, OrderSampler):
     ) -> None:
         from fastiter._order import sampling
 
-        self._sizes = tuple(checked_int("sizes", size) for size in sizes)
-        if not 1 <= len(self._sizes) <= sampling.SOURCES_MAX:
+        self._source_sizes = tuple(checked_int("sizes", size) for size in sizes)
+        n_sources = len(self._source_sizes)
+        if not 1 <= n_sources <= sampling.SOURCES_MAX:
             raise ValueError(
-                f"sizes must be of 1 to {sampling.SOURCES_MAX} sources, not {len(self._sizes)}"
+                f"sizes must be of 1 to {sampling.SOURCES_MAX} sources, not {n_sources}"
             )
-        shares = _checked_shares("weights", weights, len(self._sizes))
-        self._epoch_size = _checked_stop(stop, self._sizes, shares)
+        shares = _checked_shares("weights", weights, n_sources)
+        self._epoch_size = _checked_stop(stop, self._source_sizes, shares)
         if self._epoch_size > sampling.SLOTS_MAX:
             raise ValueError(
                 f"an epoch would have {self._epoch_size} examples, but {sampling.SLOTS_MAX} is the "
                 "most: set stop to a number of examples"
             )
-        points = _checked_schedule(schedule, len(self._sizes))
+        points = _checked_schedule(schedule, n_sources)
         if not points or points[0][0] > 0:
             points = [(0, shares), *points]
         self.seed = words_of(seed)
         self._mixture = Mixture(
-            self._sizes,
+            self._source_sizes,
             self.seed,
             self._epoch_size,
             tuple((example, _whole_weights(shares)) for example, shares in points),
         )
 
     def epoch(self, number: int, n_examples: int, cuttings: Sequence[Any] = ()) -> Epoch:
-        if n_examples != sum(self._sizes):
+        n_here = sum(self._source_sizes)
+        if n_examples != n_here:
             raise ValueError(
-                f"the sources have {sum(self._sizes)} examples, but the dataset has {n_examples}"
+                f"the sources have {n_here} examples, but the dataset has {n_examples}"
             )
         return Epoch(MixtureOrder(self._mixture, number))
 
     def arguments(self) -> tuple[Any, ...]:
-        return self._sizes, self._epoch_size, self._mixture.points
+        return self._source_sizes, self._epoch_size, self._mixture.points
 
     def record(self, n_drawn: int, n_examples: int, position: int | None, *digest: Any) -> Any:
         # Without the points of the schedule behind the position, which may change.
@@ -133,7 +135,7 @@ class MixtureOrderSampler(EpochSampler, OrderSampler):
         drawn = max(0, n_drawn - 1) * n + (n if position is None else position)
         points = tuple(point for point in self._mixture.points if point[0] < drawn)
         record = super().record(n_drawn, n_examples, position, *digest)
-        return record._replace(key=key_of(self.seed, (self._sizes, n, points)))
+        return record._replace(key=key_of(self.seed, (self._source_sizes, n, points)))
 
 
 # -- arguments -------------------------------------------------------------------------------------

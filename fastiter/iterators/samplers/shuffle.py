@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler, words_of
+from fastiter._plan.epoch_sampler import Epoch, EpochSampler, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +72,7 @@ class ShuffleOrderSampler(EpochSampler, OrderSampler):
 
     kind: ClassVar[int] = 1
     permutes = True
+    _gives_fresh_orders = True
 
     def __init__(self, random_state: Any = None) -> None:
         self._random_state: Any = None
@@ -147,15 +148,6 @@ def gives_process_orders(sampler: Any) -> bool:
     if not isinstance(sampler, ShuffleOrderSampler):
         return False
     return sampler._random_state is np.random.mtrand._rand
-
-
-def gives_permutations(sampler: Any) -> bool:
-    """Whether the orders of this sampler are known to be permutations of 0 .. n - 1. A generator
-    that is not NumPy's, or a subclass, may give what it likes."""
-    if type(sampler) is not ShuffleOrderSampler:
-        return False
-    state = sampler._random_state
-    return state is None or isinstance(state, (np.random.RandomState, np.random.Generator))
 
 
 def _is_seed(random_state: Any) -> bool:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from fastiter._plan.epoch_sampler import Epoch, EpochSampler, words_of
 from fastiter._util.arguments import checked_flag, checked_optional_int
-from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler, words_of
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fastiter.iterators.samplers.epoch_sampler import Seed
+    from fastiter._plan.epoch_sampler import Seed
 
 __all__ = ["WeightedOrderSampler"]
 

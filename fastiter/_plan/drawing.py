@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastiter.iterators.samplers.epoch_sampler import (
+from fastiter._plan.epoch_sampler import (
     Epoch,
     EpochSampler,
     gives_batches,
@@ -17,7 +17,22 @@ from fastiter.iterators.samplers.epoch_sampler import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fastiter.iterators.samplers.epoch_sampler import Cutting
+    from fastiter._plan.epoch_sampler import Cutting
+
+
+def gives_fresh_orders(sampler: Any) -> bool:
+    """Whether a sampler permutes, only measures the order that it is called with, and keeps none
+    that it returns. What a subclass of it does is not known."""
+    return bool(vars(type(sampler)).get("_gives_fresh_orders"))
+
+
+def gives_permutations(sampler: Any) -> bool:
+    """Whether the orders of such a sampler are known to be permutations of 0 .. n - 1. A generator
+    that is not NumPy's may give what it likes."""
+    if not gives_fresh_orders(sampler):
+        return False
+    state = sampler._random_state
+    return state is None or isinstance(state, (np.random.RandomState, np.random.Generator))
 
 
 def examples_of(sampler: EpochSampler, dataset_size: int, size: int | None) -> int:
@@ -58,24 +73,24 @@ def draw_epoch(
         raise ValueError(f"{source} gave an empty order (dataset length {dataset_size})")
     cuts = _checked_cuts(cuts, len(order), source, copy=copy) if cuttings else None
     if copy and len(cuttings) < 2:
-        _check_told(sampler, number, dataset_size, Epoch(order, cuts), cuttings)
+        _check_counts(sampler, number, dataset_size, Epoch(order, cuts), cuttings)
     return Epoch(order, cuts)
 
 
-def _check_told(
+def _check_counts(
     sampler: EpochSampler, number: int, n: int, epoch: Epoch, cuttings: Sequence[Cutting]
 ) -> None:
     """Check what a sampler tells of an epoch, by which far steps are found."""
-    name, found, told = "size", len(epoch.order), None
+    name, found, count = "size", len(epoch.order), None
     if cuttings:
         name, found = "n_batches", len(epoch.cuts) - 1
-        told = sampler.n_batches(number, n, cuttings[0].num_ranks)
+        count = sampler.n_batches(number, n, cuttings[0].num_ranks)
     elif sampler.varies and type(sampler).size is not EpochSampler.size:
-        told = sampler.size(number, n, found)
-    if told not in (None, found):
+        count = sampler.size(number, n, found)
+    if count not in (None, found):
         raise ValueError(
             f"{sampler.label(number)} gave {found} {'batches' if cuttings else 'examples'}, but "
-            f"its {name}() tells of {told}"
+            f"its {name}() tells of {count}"
         )
 
 
@@ -104,7 +119,7 @@ def checked_order(
     copy: bool = True,
     source: str = "order_sampler",
 ) -> Any:
-    """Check that ``source`` gave an order of a dataset, of ``size`` if that is told, and return it
+    """Check that ``source`` gave an order of a dataset, of ``size`` if that is given, and return it
     as a read-only int64 array; without ``copy`` one that is not used elsewhere may be kept.
 
     A virtual order is returned itself, and its slices are checked when they are taken. If it has an

@@ -1,4 +1,4 @@
-"""The state of an iteration as a value, the orders of its epochs, and `Planner`.
+"""The orders of epochs, and `Planner`.
 
 `Planner` plans batches ahead of the one delivered last, by the rule in
 `fastiter._order.epoch_plans`. The state that users see, and that a snapshot saves, is that of the
@@ -9,87 +9,27 @@ the iterator, also the user's order sampler.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fastiter._order.epoch_plans import EpochPlanQueue
-from fastiter._order.plan import Plan, epoch_detail, size_within
-from fastiter.iterators._seed import seed_after_reset
-from fastiter.iterators.samplers._drawing import checked_indices, checked_order, draw_epoch
-from fastiter.iterators.samplers._repeats import repeats_of
-from fastiter.iterators.samplers.epoch_sampler import Cutting, digest_of, is_epoch_sampler
-from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
+from fastiter._order.plan import Plan, size_within
+from fastiter._plan.drawing import checked_indices, checked_order, draw_epoch, gives_fresh_orders
+from fastiter._plan.epoch_sampler import Cutting, digest_of, is_epoch_sampler
+from fastiter._plan.repeats import repeats_of
+from fastiter._plan.seed import seed_after_reset
+from fastiter._plan.state import Anchor, Indices, Missing, Order, Snapshot, State
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from fastiter._fetch.seeded import Seeding
     from fastiter._order.example_context import Seed
-    from fastiter.iterators._snapshot import Snapshot
-    from fastiter.iterators.samplers.epoch_sampler import Key, Limit
-
-__all__ = ["Plan", "Planner", "State", "initial_state"]
+    from fastiter._plan.epoch_sampler import Key, Limit
 
 _CONVERTERS = 2**64 - 1  # in the place of an epoch
 _MOST_ANCHORS = 64  # of a dataset that grows all the time
-Indices: TypeAlias = "npt.NDArray[np.int64]"
-#: int64[n], or an object with ``len()`` whose slices are one-dimensional integer arrays.
-Order = Any
 OrderSamplerFunction = Callable[[Order, int], Any]
-
-
-class Anchor(NamedTuple):
-    """A step from which on the present arguments hold."""
-
-    step: int = 0
-    epoch: int = 0  #: in which the step begins
-    position: int = 0  #: at which it begins there
-    n_drawn: int = 0  #: orders drawn by number up to that epoch's
-
-
-class Holes(NamedTuple):
-    """Batches missing in a loaded state, which others have overtaken."""
-
-    saved: dict[str, Any]  #: the state
-    numbers: tuple[int, ...]  #: of the bits of these batches, in the order of their delivery
-    first: int  #: which of them comes first here
-    stride: int  #: and how many ranks take them in turn
-    n_ranks: int | None  #: bits of a step, one for each rank; None: it is a state of this rank
-    begin: int  #: the step of the first bit
-    stop: int  #: the step behind them
-
-
-class State(NamedTuple):
-    """Where an iteration stands: everything that a snapshot has to hold."""
-
-    position: int  #: examples of the current epoch already delivered, 0 <= position < epoch_size
-    epoch: int  #: completed epochs
-    is_new_epoch: bool  #: whether the last batch completed an epoch
-    order: Order | None  #: the current epoch's order; None: 0, 1, 2, ... epoch_size - 1
-    epoch_size: int  #: examples in the current epoch, as far as they were counted
-    previous_epoch_detail: float | None  #: epoch_detail one batch before; None before the first
-    n_drawn: int = 0  #: orders drawn by number so far, ``order`` included; 0: none are
-    cuts: Indices | None = None  #: int64[m + 1]: where batches are cut; None: by ``batch_size``
-    step: int = 0  #: steps made since the start, of all epochs
-
-    @property
-    def anchor(self) -> Anchor:
-        """This state as the one from which arguments hold."""
-        return Anchor(self.step, self.epoch, self.position, self.n_drawn)
-
-    @property
-    def whole_size(self) -> int:
-        """Examples in the current epoch, all of which are counted."""
-        order = self.order
-        counts = order is not None and hasattr(order, "size_within")
-        return len(order) if counts else self.epoch_size  # type: ignore[arg-type]
-
-    @property
-    def epoch_detail(self) -> float:
-        """Epochs delivered so far, with the fraction of the current one."""
-        return epoch_detail(self)
 
 
 def dataset_length(dataset: Any) -> int:
@@ -136,7 +76,7 @@ def initial_state(
         order, cuts = draw_epoch(order_sampler, number, dataset_size, None, cuttings)
         n_drawn = number + 1
     elif order_sampler is not None:
-        fresh = _gives_fresh_orders(order_sampler)
+        fresh = gives_fresh_orders(order_sampler)
         start = range(dataset_size) if fresh else np.arange(dataset_size, dtype=np.int64)
         order = checked_order(order_sampler(start, 0), dataset_size, copy=not fresh)
     size = dataset_size if order is None else size_within(order, 1)
@@ -146,11 +86,6 @@ def initial_state(
             + ("order_sampler returned an empty order" if dataset_size else "dataset is empty")
         )
     return State(0, 0, False, order, size, None, n_drawn, cuts, step)
-
-
-def _gives_fresh_orders(order_sampler: OrderSamplerFunction) -> bool:
-    """Whether it only measures its argument and keeps no result; a subclass may do otherwise."""
-    return type(order_sampler) is ShuffleOrderSampler
 
 
 class Planner(EpochPlanQueue):
@@ -165,16 +100,20 @@ class Planner(EpochPlanQueue):
         repeat: bool,
         order_sampler: OrderSamplerFunction | None,
         dataset_len: Callable[[], int],
+        seed: Seed = (0, 0),
+        seeds_examples: bool = False,
         **cutting: Any,
     ) -> None:
         super().__init__(state, batch_size, repeat, **cutting)
+        self.seed = seed  #: from which the random numbers of examples follow
+        self.example_seed = seed if seeds_examples else None
         self._order_sampler = order_sampler
         self._dataset_len = dataset_len
         #: steps from which on arguments and size of epochs were others, and that size
         self.anchors: tuple[tuple[Anchor, int], ...] = ((state.anchor, state.epoch_size),)
         #: the number of an epoch that was begun with other cuts, and all its cuttings
         self.recut: tuple[int, tuple[Cutting, ...]] | None = None
-        self.holes: Holes | None = None  #: in the state that was loaded
+        self.missing: Missing | None = None  #: in the state that was loaded
         # Each of the order that it was asked for last.
         self._repeats: tuple[Order, Indices | None] = None, None
         self._digest: tuple[Order, Key] = None, (0, 0)
@@ -183,8 +122,24 @@ class Planner(EpochPlanQueue):
     def __setstate__(self, given: dict[str, Any]) -> None:
         super().__setstate__({**given, "_repeats": (None, None), "_digest": (None, (0, 0))})
 
+    def arguments(self) -> dict[str, Any]:
+        """Those of the constructor for another planner of the same batches, besides the state."""
+        return {
+            "batch_size": self.batch_size,
+            "repeat": self.repeat,
+            "order_sampler": self._order_sampler,
+            "dataset_len": self._dataset_len,
+            "rank": self.rank,
+            "num_ranks": self.num_ranks,
+            "drop_last": self.drop_last,
+            "tail": self.tail,
+            "seed": self.seed,
+            "seeds_examples": self.example_seed is not None,
+        }
+
     # ---- overridden by the planner of streams
 
+    kind: ClassVar[str] = "epochs"  #: of the records of its states
     #: whether batches have addresses: then a batch may come before those that precede it
     has_addresses: ClassVar[bool] = True
 
@@ -215,20 +170,17 @@ class Planner(EpochPlanQueue):
         cuttings = self.cuttings_of(state.n_drawn)
         return initial_state(sampler, self._dataset_len, cuttings, state.n_drawn, state.step)
 
-    def seed_after_reset(self, seed: Seed) -> Seed:
+    def seed_after_reset(self) -> Seed:
         """The seed of examples after a reset: another one, for the epochs count from 0 again."""
-        return seed_after_reset(seed)
+        return seed_after_reset(self.seed)
 
-    def saved_stream(self, state: State) -> dict[str, Any] | None:
-        """Entries of a snapshot in place of order, seed and cuts; None if it has these three."""
-        return None
+    def saved_place(self) -> dict[str, Any]:
+        """The place of the state in a record, where that has neither order nor cut."""
+        raise NotImplementedError
 
-    def loaded_stream(self, stored: Any) -> State | None:
-        """The state that `saved_stream` has told of, checked. ``stored`` is None where a snapshot
-        has nothing of it."""
-        if stored is not None:
-            raise ValueError("the snapshot was saved with a StreamDataset, but this one reads none")
-        return None
+    def loaded_place(self, record: Mapping[str, Any]) -> tuple[State, Any]:
+        """The state at the place that `saved_place` has given, and `Snapshot.sources`, checked."""
+        raise NotImplementedError
 
     @property
     def anchor(self) -> Anchor:
@@ -265,7 +217,7 @@ class Planner(EpochPlanQueue):
             return order, self.counted(order, 0, size_within(order, 0)), n_drawn + 1, cuts
         if has_grown:
             order, position = np.arange(dataset_size, dtype=np.int64), 0
-        fresh = _gives_fresh_orders(sampler)
+        fresh = gives_fresh_orders(sampler)
         # A sampler of the user's may shuffle what it is given in place, or keep what it returns:
         # the order of the batch delivered last must survive both.
         current = order if fresh or not isinstance(order, np.ndarray) else order.copy()
@@ -276,16 +228,24 @@ class Planner(EpochPlanQueue):
         drawing = self.drawing(number, self._dataset_len(), self._following_size())
         self.epochs.begin(self._order_sampler, *drawing)
 
-    def go_on_from(self, snapshot: Snapshot, example_seed: Seed | None) -> None:
+    def snapshot(self) -> Snapshot:
+        """What an iteration like this one goes on from."""
+        return Snapshot(self.state, self.seed, self.progress, self.anchor, self.recut)
+
+    def go_on_from(self, snapshot: Snapshot) -> None:
         """Restart from a snapshot; after an error all is as it was."""
-        before = self.anchors, self.recut, self.former_size, self.example_seed, self.holes
+        names = "anchors", "recut", "former_size", "seed", "example_seed", "missing"
+        before = [getattr(self, name) for name in names]
         try:
-            self.recut, self.holes = snapshot.recut, snapshot.holes
-            self.former_size, self.example_seed = snapshot.former_size, example_seed
+            self.recut, self.missing = snapshot.recut, snapshot.missing
+            self.former_size, self.seed = snapshot.former_size, snapshot.seed
+            if self.example_seed is not None:
+                self.example_seed = snapshot.seed
             self.restart(snapshot.state, snapshot.skips, *snapshot.ahead)
             self.anchors = ((snapshot.anchor, snapshot.state.epoch_size),)
         except BaseException:
-            self.anchors, self.recut, self.former_size, self.example_seed, self.holes = before
+            for name, value in zip(names, before, strict=True):
+                setattr(self, name, value)
             raise
 
     @property
@@ -311,24 +271,25 @@ class Planner(EpochPlanQueue):
         return False
 
     @property
-    def has_holes(self) -> bool:
-        """Whether batches of `holes` are to be delivered."""
-        return self.holes is not None and self.state.step < self.holes.stop
+    def is_filling(self) -> bool:
+        """Whether batches of `missing` are to be delivered."""
+        return self.missing is not None and self.state.step < self.missing.stop
 
     def filled(self) -> list[int]:
-        """The numbers of the batches of `holes` that were delivered here."""
-        assert self.holes is not None
-        own, stop = self.holes.numbers[self.holes.first :: self.holes.stride], self.holes.stop
+        """The numbers of the batches of `missing` that were delivered here."""
+        missing = self.missing
+        assert missing is not None
+        own, stop = missing.numbers[missing.first :: missing.stride], missing.stop
         left = [plan for plan in self.plans if plan.indices is not None and plan.state.step <= stop]
         return list(own[: len(own) - len(left)])
 
     def place_of(self, plan: Plan) -> tuple[int, int]:
         """Step and rank of the batch that was delivered last."""
-        holes = self.holes
-        if holes is None or plan.state.step > holes.stop:
+        missing = self.missing
+        if missing is None or plan.state.step > missing.stop:
             return plan.state.step - 1, self.rank
-        n_steps, rank = divmod(self.filled()[-1], holes.n_ranks or 1)
-        return holes.begin + n_steps, rank if holes.n_ranks else self.rank
+        n_steps, rank = divmod(self.filled()[-1], missing.n_ranks or 1)
+        return missing.begin + n_steps, rank if missing.n_ranks else self.rank
 
     def cuttings_of(self, number: int) -> tuple[Cutting, ...]:
         """How the epoch of that number is cut into batches by a batch sampler; empty without."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from fastiter._plan.drawing import draw_epoch
 from fastiter._util.concurrency import ThreadOfNoLocks
-from fastiter.iterators.samplers._drawing import draw_epoch
 
 if TYPE_CHECKING:
-    from fastiter.iterators.samplers.epoch_sampler import Epoch, EpochSampler
+    from fastiter._plan.epoch_sampler import Epoch, EpochSampler
 
 _MOST_KEPT = 2
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastiter.iterators.samplers.epoch_sampler import is_epoch_sampler
-from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
+from fastiter._plan.drawing import gives_fresh_orders
+from fastiter._plan.epoch_sampler import is_epoch_sampler
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -18,10 +18,8 @@ def repeats_of(sampler: Any, order: Any) -> Any:
     index comes twice. A computed order tells by ``repeats()``."""
     if hasattr(order, "repeats"):
         return order.repeats()
-    permutes = type(sampler) is ShuffleOrderSampler or (
-        is_epoch_sampler(sampler) and sampler.permutes
-    )
-    if permutes or not isinstance(order, np.ndarray):
+    permutes = is_epoch_sampler(sampler) and sampler.permutes
+    if permutes or gives_fresh_orders(sampler) or not isinstance(order, np.ndarray):
         return None
     ordered = np.sort(order)  # faster than `repeats_in`
     return repeats_in(order) if (ordered[1:] == ordered[:-1]).any() else None

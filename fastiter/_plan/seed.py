@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastiter._order.example_context import Seed
-from fastiter.iterators.samplers.epoch_sampler import is_epoch_sampler
+from fastiter._plan.epoch_sampler import is_epoch_sampler
 
 
 def seed_of(order_sampler: Any, num_ranks: int) -> Seed:

@@ -14,7 +14,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy.typing as npt
     from typing_extensions import TypeIs
 
     Seed = int | Sequence[int] | np.random.SeedSequence
@@ -57,15 +56,14 @@ class SamplerRecord(NamedTuple):
     n_drawn: int  #: epochs drawn, the current one included
     n_examples: int  #: length of the dataset
 
-    def array(self) -> npt.NDArray[np.int64]:
-        """As int64[7]: tag, version, kind, key (2), n_drawn, n_examples."""
-        key = np.array(self.key, dtype=np.uint64).view(np.int64)
-        words = [_TAG, _VERSION, self.kind, *key, self.n_drawn, self.n_examples]
-        return np.array(words, dtype=np.int64)
+    def words(self) -> list[int]:
+        """As integers of 64 bits: tag, version, kind, key (2), n_drawn, n_examples."""
+        key = (word - (word >> 63 << 64) for word in self.key)
+        return [_TAG, _VERSION, self.kind, *key, self.n_drawn, self.n_examples]
 
     @staticmethod
     def of(stored: Any) -> SamplerRecord | None:
-        """The record that an array holds; None if it does not look like one."""
+        """The record with these `words`; None if it does not look like one."""
         array = np.asarray(stored)
         if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu" or array[0] != _TAG:
             return None
@@ -114,6 +112,7 @@ class EpochSampler(ABC):
     permutes: bool = False
     draws_ahead: bool = False
     kind: ClassVar[int] = _KIND_OF_USERS  # which sampler, in a state
+    _source_sizes: tuple[int, ...] = ()  # of a mixture, which a state tells
     is_numbered: bool = True  # False: the sampler is called, like any other callable
     _dataset_length: int | None = None  # of the dataset, where the sampler is called
 
@@ -186,16 +185,16 @@ class EpochSampler(ABC):
         self, n_drawn: int, n_examples: int, position: int | None, digest: Callable[[], Key]
     ) -> SamplerRecord:
         # The entry in a state. `digest` computes that of the epoch drawn last.
-        kind, told = type(self).kind, self.arguments()
-        if told is None:
-            told = digest()
-        elif is_of_users(self) and (type(told) is not tuple or not _is_plain(told)):
+        kind, facts = type(self).kind, self.arguments()
+        if facts is None:
+            facts = digest()
+        elif is_of_users(self) and (type(facts) is not tuple or not _is_plain(facts)):
             raise TypeError(
                 f"{type(self).__qualname__}.arguments() must give a tuple of int, float, str, "
-                f"bytes, bool, None and tuples, not {told!r:.80}: of an array take a digest"
+                f"bytes, bool, None and tuples, not {facts!r:.80}: of an array take a digest"
             )
         name = (type(self).__qualname__,) if kind == _KIND_OF_USERS else ()
-        key = told if kind == _KIND_OF_FUNCTIONS else key_of(*name, self.seed, told)
+        key = facts if kind == _KIND_OF_FUNCTIONS else key_of(*name, self.seed, facts)
         return SamplerRecord(kind, key, n_drawn, n_examples)
 
     def label(self, number: int) -> str:
