@@ -21,7 +21,7 @@ from fastiter._clib.numpy_api cimport (
     bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, new_empty,
     strides_of)
 from fastiter._fetch.arrow_column cimport ArrowColumn, PaddedLists
-from fastiter._fetch.token_rows cimport TokenColumn, TokenLists
+from fastiter._fetch.token_column cimport TokenColumn, TokenLists
 from fastiter._ring.schema cimport (
     ARRAY, BARE, DICT, MOST_NDIM, OBJECT, RAGGED, SCALAR, TEXT, TUPLE, Field, Schema,
     is_plain_number)
