@@ -23,7 +23,7 @@ cdef class ListSink(RowSink):
     failures, the first exception passes; those by which a dataset stops its program always do.
     """
 
-    cdef object array
+    cdef object array  # that `indices` lie in
     cdef const int64_t *indices
     cdef tuple origin
     cdef readonly list found  # examples of the rows that have not failed
@@ -52,8 +52,8 @@ cdef class ListSink(RowSink):
         self.failures.append(Failure.of(error, f"dataset index {self.index}", row))
         return 0
 
-    cdef object call(self, object getter, list rows, list indices):
-        return ExampleContext(*self.origin, None, rows).run(getter, indices)
+    cdef object call(self, object getter, object rows, list indices):
+        return ExampleContext(self.origin[0], self.origin[1], None, rows).run(getter, indices)
 
 
 cdef class DatasetReader:
@@ -80,11 +80,12 @@ cdef class DatasetReader:
     def fill(self, RowSink sink, uint32_t first, uint32_t count):
         self.read(sink, first, count)
 
-    def examples(self, indices, tuple origin, bint tolerates=False):
-        """Examples that have not failed, and the `Failure` of each other row. The arguments are
-        those of a `ListSink`."""
+    def examples(self, indices, tuple origin, bint tolerates=False, first=0, stop=None):
+        """Examples that have not failed, and the `Failure` of each other row, of the rows `first`
+        to below `stop`. The other arguments are those of a `ListSink`."""
         cdef ListSink sink = ListSink.__new__(ListSink, indices, origin, tolerates)
-        ExampleContext(*origin, sink).run(self.fill, sink, 0, len(indices))
+        count = (len(indices) if stop is None else stop) - first
+        ExampleContext(origin[0], origin[1], sink).run(self.fill, sink, first, count)
         return sink.found, sink.failures
 
 
@@ -129,6 +130,23 @@ cdef class ManyReader(DatasetReader):
                 sink.fail_row(row, error)
         return 0
 
+    def examples(self, indices, tuple origin, bint tolerates=False, first=0, stop=None):
+        cdef ListSink sink = ListSink.__new__(ListSink, indices, origin, tolerates)
+        cdef list numbers = indices[first:stop].tolist()
+        rows = range(first, first + len(numbers))
+        try:
+            return sink.call(self.getter, rows, numbers), []
+        except BaseException as error:
+            if not tolerates:
+                raise
+            if len(numbers) == 1 or not is_skippable(error):
+                sink.begin_row(first)
+                sink.fail_row(first, error)
+                return [], sink.failures
+        for row in rows:
+            self.read(sink, row, 1)
+        return sink.found, sink.failures
+
 
 cdef class ColumnsReader(DatasetReader):
     """Gathers rows from a dataset's columns, where the sink has columns like these. Reads what
@@ -138,20 +156,18 @@ cdef class ColumnsReader(DatasetReader):
         self.dataset, self.columns = dataset, columns
 
     cdef int read(self, RowSink sink, uint32_t first, uint32_t count) except -1:
-        cdef uint32_t done = 0
-        if self.columns.is_current:
-            done = sink.gather(self.columns.reader, first, count)
+        cdef uint32_t done = sink.gather(self.columns.reader, first, count)
         if done < count:
             DatasetReader.read(self, sink, first + done, count - done)
         return 0
 
-    def examples(self, indices, tuple origin, bint tolerates=False):
+    def examples(self, indices, tuple origin, bint tolerates=False, first=0, stop=None):
         try:
-            found = self.columns.reader.examples(indices)
+            found = self.columns.reader.examples(indices[first:stop])
         except (OSError, ValueError):
             found = None
         if found is None:
-            return DatasetReader.examples(self, indices, origin, tolerates)
+            return DatasetReader.examples(self, indices, origin, tolerates, first, stop)
         return found, []
 
 

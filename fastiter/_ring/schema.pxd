@@ -77,7 +77,7 @@ cdef class RowSink:
     cdef bint begin_row(self, uint32_t row) noexcept
     cdef int put_example(self, uint32_t row, PyObject *taken) except -1
     cdef int fail_row(self, uint32_t row, object error) except -1
-    cdef object call(self, object getter, list rows, list indices)
+    cdef object call(self, object getter, object rows, list indices)
     cdef uint32_t gather(self, object reader, uint32_t first, uint32_t count) except? 0xFFFFFFFF
 
 

@@ -198,7 +198,7 @@ cdef class RowSink:
         """Takes the exception of a row; or raises it, where it ends the batch."""
         raise NotImplementedError
 
-    cdef object call(self, object getter, list rows, list indices):
+    cdef object call(self, object getter, object rows, list indices):
         """The list of examples at some indices, by a call of the dataset."""
         raise NotImplementedError
 
@@ -389,6 +389,7 @@ cdef class SlotWriter(ColumnWriter):
         ColumnWriter.use_schema(self, schema)
         self.payload = NULL
 
+    @cython.final
     cdef int write_into_slot(self, Py_ssize_t row, object example) except -1:
         """As `write`, into the current slot. 0 also if there is no schema."""
         if self.schema is None:
@@ -396,6 +397,7 @@ cdef class SlotWriter(ColumnWriter):
         self.use_slot()
         return self.write(row, example)
 
+    @cython.final
     cdef int use_slot(self) except -1:
         """Writes into the current slot from now on. There is a schema."""
         cdef Py_ssize_t number

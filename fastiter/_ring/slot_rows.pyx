@@ -2,6 +2,7 @@
 
 import pickle
 
+cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -28,9 +29,11 @@ cdef class SlotRows(SlotWriter):
     def __cinit__(self, *_):
         self.schema_number = -1
 
+    @cython.final
     cdef int64_t index_of(self, uint32_t row) noexcept:
         return fi_row_index(self.end.worker.ring, self.end.claim.slot, row)[0]
 
+    @cython.final
     cdef object request(self):
         """The request in the plan of the current batch, besides its indices, or None."""
         cdef WorkerRing end = self.end
@@ -45,6 +48,7 @@ cdef class SlotRows(SlotWriter):
 
     # ---- written
 
+    @cython.final
     cdef uint32_t store(self, uint32_t row, object example) except 0:
         self.load_schema()
         if self.write_into_slot(row, example):
@@ -52,6 +56,7 @@ cdef class SlotRows(SlotWriter):
         self.end.pack_row(Packed(example), row, FI_PACKED_EXAMPLE)
         return FI_SPILL
 
+    @cython.final
     cdef int load_schema(self) except -1:
         """Uses the slot's schema from now on."""
         cdef uint32_t number = fi_slot_schema(self.end.worker.ring, self.end.claim.slot)
@@ -69,6 +74,7 @@ cdef class SlotRows(SlotWriter):
         self.schema_number = number
         return 0
 
+    @cython.final
     cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
         fi_entry_set(self.end.worker.ring, self.end.claim.slot, row, 0, 0)
         try:
@@ -138,6 +144,7 @@ cdef class SlotRows(SlotWriter):
 
     # ---- ragged fields
 
+    @cython.final
     cdef bint pad_field(self, Field *f, list rows, object fill, int64_t max_length,
                         int64_t multiple) except -1:
         cdef Py_ssize_t n = self.end.claim.n if rows is None else len(rows), i
@@ -181,6 +188,7 @@ cdef class SlotRows(SlotWriter):
         finally:
             PyMem_Free(sources)
 
+    @cython.final
     cdef bint find_ragged(self, Field *f, char *payload, uint64_t committed, list rows,
                           const void **sources, int64_t *shapes) except -1:
         """Where the arrays of these rows lie, and their shapes; False if an entry is corrupt."""

@@ -4,6 +4,7 @@ import os
 
 import numpy
 
+cimport cython
 cimport numpy as cnp
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -138,6 +139,7 @@ cdef class RowWriter(SlotRows):
             else:
                 return
 
+    @cython.final
     cdef int fill(self) except -1:
         """Fetches and writes the claimed rows that no other worker owns."""
         cdef WorkerRing end = self.end
@@ -177,6 +179,7 @@ cdef class RowWriter(SlotRows):
         fi_cpu_meter_look(&self.cpu, stat, now)
         return 0
 
+    @cython.final
     cdef void choose_timed_row(self) noexcept:
         cdef fi_claim *claim = &self.end.claim
         cdef int64_t row_ns = self.end.worker.row_ns
@@ -216,7 +219,7 @@ cdef class RowWriter(SlotRows):
             if not self.promise(row, self.since):
                 return False
         elif row < self.owned_stop or fi_row_own(&end.worker, &end.claim, row):
-            self.index = self.index_of(row)
+            self.index = fi_row_index(end.worker.ring, end.claim.slot, row)[0]
             if self.is_single:
                 fi_worker_stat_fetch_begins(end.stat, self.index)
         else:
@@ -256,9 +259,9 @@ cdef class RowWriter(SlotRows):
             fi_worker_stat_fetch_ends(self.end.stat)
         return 0
 
-    cdef object call(self, object getter, list rows, list indices):
+    cdef object call(self, object getter, object rows, list indices):
         cdef bint is_first = self.n_calls == 0
-        self.rows, self.indices, self.counter = rows, indices, None
+        self.rows, self.indices, self.counter, self.row = rows, indices, None, -1
         self.n_calls += 1
         fi_worker_stat_fetch_begins(self.end.stat, indices[0])
         if not is_first:
@@ -270,6 +273,7 @@ cdef class RowWriter(SlotRows):
         finally:
             self.fetched = fi_now_ns()
 
+    @cython.final
     cdef int fill_whole(self, uint32_t row) except -1:
         """Has the only row of a batch made of what its plan asks for."""
         if self.begin_row(row):
@@ -281,6 +285,7 @@ cdef class RowWriter(SlotRows):
                 self.fail_row(row, error)
         return 0
 
+    @cython.final
     cdef bint promise(self, uint32_t row, int64_t since) noexcept:
         """Begins to fetch a row without owning it. Others see since when: of cheap rows that is no
         later than the row began, and no earlier than their range or the last tick did."""
@@ -289,12 +294,14 @@ cdef class RowWriter(SlotRows):
             return fi_row_announce(&end.worker, &end.claim, row, since, &self.index)
         return fi_row_promise(&end.worker, &end.claim, row, since, &self.index)
 
+    @cython.final
     cdef bint is_made_as_a_whole(self) noexcept:
         """Whether the batch has a single row without columns, and what it is told is no seeds."""
         cdef fi_claim *claim = &self.end.claim
         return (claim.n == 1 and fi_slot_schema(self.end.worker.ring, claim.slot) == 0
                 and fi_slot_has_request(self.end.worker.ring, claim.slot))
 
+    @cython.final
     cdef bint wins(self, uint32_t row, int64_t since, int64_t fetched) noexcept:
         """Owns a row that was fetched in two steps; False if another worker has been faster."""
         cdef WorkerRing end = self.end
@@ -312,6 +319,7 @@ cdef class RowWriter(SlotRows):
                          FI_EVENT_HEDGE if won else FI_EVENT_LOST, &event, 1)
         return won
 
+    @cython.final
     cdef void timed(self, fi_worker_stat *stat, int64_t since, int64_t fetched, int64_t index,
                     uint32_t rows, uint32_t weight) noexcept:
         """Rows were fetched from `since` to `fetched`, and written from then until now."""
@@ -329,6 +337,7 @@ cdef class RowWriter(SlotRows):
         if self.traced.took_ns + self.traced_write_ns >= TRACED_NS:
             self.put_traced()
 
+    @cython.final
     cdef void put_traced(self) noexcept:
         cdef WorkerRing end = self.end
         if self.traced_rows == 0:
@@ -342,16 +351,19 @@ cdef class RowWriter(SlotRows):
                      self.traced_rows)
         self.traced_rows = 0
 
+    @cython.final
     cdef void mark(self, fi_worker_stat *stat, uint32_t row, uint32_t code) noexcept:
         fi_worker_stat_fetch_ends(stat)
         self.count(stat, code)
         fi_row_done(&self.end.worker, &self.end.claim, row, code)
 
+    @cython.final
     cdef void count(self, fi_worker_stat *stat, uint32_t code) noexcept:
         fi_worker_stat_count(stat, 1, self.row_bytes if code == FI_ROW_OK else 0, code == FI_SPILL)
 
     # ---- rows that are gathered
 
+    @cython.final
     cdef bint are_columns_fitting(self) except -1:
         """Whether the slot's columns match the dataset's columns."""
         self.load_schema()
@@ -380,6 +392,7 @@ cdef class RowWriter(SlotRows):
                 row += 1
         return count
 
+    @cython.final
     cdef uint32_t gather_owned(self, uint32_t first, uint32_t stop) except? 0xFFFFFFFF:
         """The first of these rows that is not gathered."""
         cdef uint32_t row, done = first, start, end
@@ -395,6 +408,7 @@ cdef class RowWriter(SlotRows):
             pass
         return done
 
+    @cython.final
     cdef bint gather_rows(self, uint32_t first, uint32_t stop) except -1:
         cdef WorkerRing end = self.end
         cdef uint32_t row, count = stop - first
@@ -413,6 +427,7 @@ cdef class RowWriter(SlotRows):
         self.n_gathered += count
         return True
 
+    @cython.final
     cdef bint write_values(self, uint32_t first, uint32_t count) except -1:
         """Writes rows of those columns whose rows differ in size; lists only where `finish` does not
         find them by itself. False if a value cannot be had."""

@@ -36,6 +36,7 @@ from fastiter.iterators._addresses import (
     SkippingPlanner,
     checked_ranges,
 )
+from fastiter.iterators._batch_maker import BatchMaker, concat_of
 from fastiter.iterators._epochs import EpochStore
 from fastiter.iterators._holes import from_states, holes_as_dict
 from fastiter.iterators._properties import IteratorProperties
@@ -50,7 +51,6 @@ from fastiter.iterators._skips import (
     nothing_left,
 )
 from fastiter.iterators._snapshot import Snapshot, as_dict, exchange
-from fastiter.iterators._source import Source, concat_of
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
@@ -196,7 +196,7 @@ class PlannedIterator(Loop, IteratorProperties):
             self._planner.epochs = self._epochs
         also = self._seed_examples if callable(self._seed_examples) else None
         self._seeding = None if self._seed_examples is False else Seeding(also)
-        self._source = Source(self._dataset, self._converter, self._device, self._seeding)
+        self._source = BatchMaker(self._dataset, self._converter, self._device, self._seeding)
         counts = hasattr(type(self._dataset), "__fastiter_tokens__")  # not what it wraps
         self._count_tokens = self._dataset.__fastiter_tokens__ if counts else None
         self._row_groups = row_groups_of(self._dataset)

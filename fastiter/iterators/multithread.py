@@ -41,9 +41,9 @@ from fastiter.iterators._arguments import (
     checked_prefetch,
     names_counterparts,
 )
+from fastiter.iterators._batch_maker import fills_suit
 from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._source import fills_suit
 from fastiter.iterators._state import Plan
 from fastiter.iterators._stream_parts import Parts, PartStore
 
