@@ -12,4 +12,4 @@ cdef class ManyReader(DatasetReader):
     pass
 
 cdef class ColumnsReader(DatasetReader):
-    pass
+    cdef object gatherer  # the `ColumnReader`

@@ -232,7 +232,6 @@ class Pool:
 
     def _learn(self, record: ScheduledBatch, irregular: dict[int, Any]) -> None:
         """Lets later batches have the columns that this one would have needed."""
-        ring = self.ring
         self.spilled_rows += len(irregular) if record.schema is not None else 0
         if self.job.learns_columns:
             examples = [*irregular.values()]
