@@ -96,7 +96,6 @@ if switch("WERROR"):
 
 
 headers = [*map(str, sorted(Path("csrc").rglob("*.h")))]
-included = [*map(str, sorted(Path("fastiter").rglob("*.pxi")))]
 # The C floor is compiled once, into an archive of which each module links what it uses.
 csrc = {
     "sources": [*map(str, sorted(Path("csrc").rglob("*.c")))],
@@ -117,7 +116,7 @@ extensions = [
         extra_compile_args=compile_args,
         extra_link_args=link_args,
         libraries=["fastiter_csrc", *system_libraries],
-        depends=["setup.py", str(settings_file), *csrc["sources"], *headers, *included],
+        depends=["setup.py", str(settings_file), *csrc["sources"], *headers],
     )
     # The largest first: none is left for one processor alone at the end.
     for path in sorted(Path("fastiter").rglob("*.pyx"), key=lambda path: -path.stat().st_size)
@@ -127,7 +126,7 @@ extensions = [
 # Cython would look at the times of its own files, too, which an isolated build has just installed.
 generated = Path("build", f"cython-{hashlib.sha256(settings.encode()).hexdigest()[:12]}")
 written = max(
-    path.stat().st_mtime for path in [Path("setup.py"), *Path("fastiter").rglob("*.p[xy][dix]")]
+    path.stat().st_mtime for path in [Path("setup.py"), *Path("fastiter").rglob("*.p[xy][dx]")]
 )
 for extension in extensions:
     made = (generated / extension.sources[0]).with_suffix(".c")

@@ -23,7 +23,7 @@ from fastiter._collate.padding import Padding
 from fastiter._fetch.arrow_column import ArrowColumn
 from fastiter._fetch.arrow_types import DictionaryColumn, ObjectColumn, OptionalColumn
 from fastiter._fetch.gather import ColumnReader
-from fastiter._fetch.token_rows import TokenColumn
+from fastiter._fetch.token_column import TokenColumn
 from fastiter._ring.schema import BARE, DICT, TUPLE
 from fastiter._util.failures import RowCountError
 

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from fastiter._fetch.arrow_column cimport ArrowColumn, PaddedLists
 from fastiter._ring.schema cimport Schema
 
-cdef struct Source:
+cdef struct ColumnSource:
     int kind  # RAGGED, TEXT, OBJECT; ARRAY for rows of equal size, also if they are numbers
     # Kept alive by ColumnReader.columns. Of tokens, and Arrow columns of rows of equal size: no row,
     # but their shape and dtype. Else NULL.
@@ -40,7 +40,7 @@ cdef class ColumnReader:
     cdef readonly bint is_fixed  # whether all rows of a column have one size
     cdef readonly object pages  # `RowGroups`, whose rows are there while they are pinned; or None
     cdef Py_ssize_t count
-    cdef Source *sources
+    cdef ColumnSource *sources
     cdef Py_ssize_t chunking_of(self, Py_ssize_t number) noexcept
     cdef bint fits(self, Schema schema) except -1
     cdef bint into_slot(self, Schema schema, char *payload, Py_ssize_t row, const int64_t *rows,

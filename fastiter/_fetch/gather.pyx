@@ -21,7 +21,7 @@ from fastiter._clib.numpy_api cimport (
     bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, new_empty,
     strides_of)
 from fastiter._fetch.arrow_column cimport ArrowColumn, PaddedLists
-from fastiter._fetch.token_rows cimport TokenColumn, TokenLists
+from fastiter._fetch.token_column cimport TokenColumn, TokenLists
 from fastiter._ring.schema cimport (
     ARRAY, BARE, DICT, MOST_NDIM, OBJECT, RAGGED, SCALAR, TEXT, TUPLE, Field, Schema,
     is_plain_number)
@@ -73,7 +73,7 @@ cdef class ColumnReader:
     """
 
     def __cinit__(self, mode, tuple keys, list columns, bint views):
-        cdef Source *source
+        cdef ColumnSource *source
         self.keys = keys
         self.views = views
         self.container = TUPLE if mode is tuple else DICT if mode is dict else BARE
@@ -81,7 +81,8 @@ cdef class ColumnReader:
         self.columns, self.templates, self.tables, self.dtypes = [], [], [], []
         self.is_fixed = True
         self.pages = None
-        self.sources = <Source *>PyMem_Calloc(max(self.count, 1), sizeof(Source))
+        self.sources = <ColumnSource *>PyMem_Calloc(
+            max(self.count, 1), sizeof(ColumnSource))
         if self.sources == NULL:
             raise MemoryError()
         for number, (data, rows) in enumerate(columns):
@@ -195,7 +196,7 @@ cdef class ColumnReader:
         cdef const int64_t *rows = indices_of(indices, &n)
         cdef cnp.PyArrayObject *array
         cdef cnp.npy_intp shape[MOST_NDIM]
-        cdef Source *source
+        cdef ColumnSource *source
         cdef PaddedLists lists
         cdef Places places
         cdef int axis
@@ -304,7 +305,7 @@ cdef class ColumnReader:
 
     cdef list values(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n):
         """Values of a column for the examples at some rows; None if it lacks one of the rows."""
-        cdef Source *source = &self.sources[number]
+        cdef ColumnSource *source = &self.sources[number]
         cdef Places places
         cdef Py_ssize_t i
         cdef cnp.npy_intp count = n
@@ -345,7 +346,7 @@ cdef class ColumnReader:
 
     cdef int64_t length(self, Py_ssize_t number) noexcept:
         """Rows of the column itself; -1 if it has none."""
-        cdef Source *source = &self.sources[number]
+        cdef ColumnSource *source = &self.sources[number]
         if source.arrow != NULL:
             return (<ArrowColumn>source.arrow).column.n_rows
         if source.tokens != NULL:
@@ -357,7 +358,7 @@ cdef class ColumnReader:
     cdef bint translate(self, Py_ssize_t number, const int64_t **rows, Py_ssize_t n,
                         Places *places) except -1:
         """Makes rows of the dataset those of a column; False if one of them does not exist."""
-        cdef Source *source = &self.sources[number]
+        cdef ColumnSource *source = &self.sources[number]
         cdef int64_t *translated = places.local
         cdef int64_t length = self.length(number)
         if source.table != places.table:
@@ -391,7 +392,7 @@ cdef class ColumnReader:
         return outputs
 
     cdef object output(self, Py_ssize_t number, Py_ssize_t n):
-        cdef Source *source = &self.sources[number]
+        cdef ColumnSource *source = &self.sources[number]
         cdef cnp.npy_intp shape[MOST_NDIM]
         cdef int axis, ndim
         if source.array == NULL:
@@ -414,7 +415,7 @@ cdef class ColumnReader:
         row_bytes: room for a row there. places: of these rows, for all columns. Another thread may have changed this column's shape while
         the GIL was released for another one.
         """
-        cdef Source *source = &self.sources[number]
+        cdef ColumnSource *source = &self.sources[number]
         cdef fi_column *column = NULL
         cdef uint32_t *chunks = places.chunks if n <= STACK_ROWS else NULL
         cdef const char *base = <const char *>bytes_of(source.array)
@@ -470,7 +471,7 @@ cdef class ColumnReader:
     def specs(self):
         """Kind, dtype, and shape or number of dimensions of each column, as a `Schema` has them."""
         cdef Py_ssize_t number
-        cdef Source *source
+        cdef ColumnSource *source
         cdef list found = []
         for number in range(self.count):
             source = &self.sources[number]
@@ -490,7 +491,7 @@ cdef class ColumnReader:
     cdef bint fits(self, Schema schema) except -1:
         """Whether the rows of a slot of this schema are what the columns hold."""
         cdef cnp.PyArrayObject *array
-        cdef Source *source
+        cdef ColumnSource *source
         cdef Field *field
         cdef Py_ssize_t number
         cdef int axis, levels

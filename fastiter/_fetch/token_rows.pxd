@@ -1,8 +1,19 @@
 cimport numpy as cnp
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from cpython.mem cimport PyMem_Free
+from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memset
 
-from fastiter._clib.csrc cimport fi_row_format, fi_segment, fi_tokens
-from fastiter._fetch.arrow_column cimport PaddedLists
+from fastiter._clib.csrc cimport fi_segment, fi_tokens
+from fastiter._clib.numpy_api cimport bytes_of
+
+cdef enum:  # methods of a `RowPlanner`
+    WINDOWS
+    DOCUMENTS
+    CONCAT
+    FIT
+
+cdef inline char *start_of(object array) noexcept:
+    return bytes_of(<cnp.PyArrayObject *>array)
 
 cdef class TokenSource:
     cdef fi_tokens tokens
@@ -26,10 +37,18 @@ cdef struct Segments:
     size_t *starts  # of each row, and behind the last
     uint8_t *continues  # whether the last one of a row is only what follows it
 
+cdef inline void clear(Segments *found) noexcept:
+    memset(found, 0, sizeof(Segments))
+
+cdef inline void free_all(Segments *found) noexcept:
+    PyMem_Free(found.items)
+    PyMem_Free(found.starts)
+    PyMem_Free(found.continues)
+
 cdef class RowPlanner:
     cdef readonly TokenSource source
     cdef fi_tokens flat  # the stream as one document
-    cdef int method, overlong
+    cdef int method, overlong  # numbers of `METHODS` and `OVERLONG`
     cdef readonly int64_t length
     cdef readonly int64_t n_windows, window  # a window's documents
     cdef readonly int row_bits
@@ -48,22 +67,3 @@ cdef class RowPlanner:
     cdef int add(self, Segments *found, int64_t document, int64_t start, int64_t length) except -1
     cdef int add_stream(self, Segments *found, int64_t place, int64_t count) except -1
     cdef int add_concat(self, Segments *found, Window window, int64_t row) except -1
-
-cdef class TokenColumn:
-    cdef readonly RowPlanner planner
-    cdef TokenSource source
-    cdef fi_row_format format
-    cdef int field
-    cdef bint is_flat
-    cdef readonly cnp.dtype dtype
-    cdef readonly tuple shape  # of a row, unless rows are lists
-    cdef readonly int levels  # 1 for lists
-    cdef int64_t multiple
-    cdef bint has(self, const int64_t *rows, Py_ssize_t n) except -1
-    cdef int check_lengths(self, const fi_segment *segments, size_t n) except -1
-    cdef int64_t length_of(self, int64_t row) except -2
-    cdef bint gather(self, char *target, const int64_t *rows, Py_ssize_t n,
-                     uint32_t length) except -1
-
-cdef class TokenLists(PaddedLists):
-    pass

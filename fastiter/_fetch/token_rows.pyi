@@ -4,12 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
-from fastiter._fetch.arrow_column import PaddedLists
 from fastiter._fetch.epoch_rows import EpochRows
 
 EPOCH_SHIFT: int
-MOST_TOKENS: int
-FIELDS: tuple[str, ...]
 METHODS: dict[str, int]
 OVERLONG: dict[str, int]
 KINDS: tuple[str, ...]
@@ -73,27 +70,3 @@ class RowPlanner:
     def sums(
         self, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None: ...
-
-@disjoint_base
-class TokenColumn:
-    def __init__(
-        self,
-        planner: RowPlanner,
-        field: str,
-        *,
-        width: int | None,
-        shifts: bool,
-        left: bool,
-        pad: int,
-        ignored: int,
-        aligned: TokenSource | None = None,
-        multiple: int = 1,
-    ) -> None: ...
-    planner: RowPlanner
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    levels: int
-    def __len__(self) -> int: ...
-    def values(self, numbers: NDArray[np.int64]) -> list[Any] | None: ...
-
-class TokenLists(PaddedLists): ...

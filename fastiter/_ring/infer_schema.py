@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import pickle
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -211,3 +212,39 @@ def merge_schemas(a: Schema, b: Schema) -> Schema:
         specs[number] = _OBJECT
     subtypes = {n: subtype for n, subtype in a.subtypes.items() if specs[n] != _OBJECT}
     return Schema(a.container, a.type or a.keys, specs, a.rows, subtypes)
+
+
+def are_many(n_irregular: int, n_rows: int) -> bool:
+    """Whether so many rows of a batch fit no columns that it is worth to change these."""
+    return 8 * n_irregular >= n_rows
+
+
+class ColumnLearner:
+    """Learns the columns of later batches from the rows that do not fit those of now.
+
+    Batches have `rows` at most, and columns change `n_most` times. Of two threads that learn at
+    once, what one has learnt may be lost until its next batch.
+    """
+
+    def __init__(self, rows: int, n_most: int = sys.maxsize) -> None:
+        self._rows, self._n_left = rows, n_most
+        self.schema: Schema | None = None  # of later batches
+
+    def told(self, used: Schema | None, n_rows: int, irregular: Sequence[Any]) -> Schema | None:
+        """Learn from the examples of a batch that did not fit its columns `used`; return the new
+        columns, or None if they stay the same."""
+        known = self.schema
+        # A batch that was begun before what has been learnt since tells nothing.
+        if used is not known or not self._n_left or not are_many(len(irregular), n_rows):
+            return None
+        schema = derive_schema(irregular, self._rows)
+        if known is not None:
+            schema = merge_schemas(known, schema)
+            if schema.parts == known.parts:
+                return None
+        self.brought(schema)
+        return schema
+
+    def brought(self, schema: Schema | None) -> None:
+        """Columns that are known otherwise."""
+        self.schema, self._n_left = schema, self._n_left - 1

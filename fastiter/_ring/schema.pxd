@@ -1,6 +1,6 @@
 cimport numpy as cnp
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._clib.tensors cimport fi_dl_tensor
 from fastiter._ring.arena cimport WorkerRing
@@ -70,7 +70,18 @@ cdef class Schema:
     cdef readonly bint has_lists  # whether a field becomes a column only when rows are joined
 
 
-cdef class ColumnWriter:
+cdef class RowSink:
+    cdef readonly int64_t row  # that is read by itself, or -1
+    cdef int64_t index  # its dataset index
+    cdef bint tolerates  # whether rows that come after a failed one are read
+    cdef bint begin_row(self, uint32_t row) noexcept
+    cdef int put_example(self, uint32_t row, PyObject *taken) except -1
+    cdef int fail_row(self, uint32_t row, object error) except -1
+    cdef object call(self, object getter, object rows, list indices)
+    cdef uint32_t gather(self, object reader, uint32_t first, uint32_t count) except? 0xFFFFFFFF
+
+
+cdef class ColumnWriter(RowSink):
     cdef Schema schema
     cdef char **columns  # the first row of each column; NULL for a field that `write_other` writes
     cdef Py_ssize_t least_large  # bytes from which on an array is copied by `copy_large`

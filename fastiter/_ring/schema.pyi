@@ -66,7 +66,11 @@ class Schema:
     def can_be_columns(self, as_list: Iterable[bool]) -> bool: ...
 
 @disjoint_base
-class ColumnWriter: ...
+class RowSink:
+    row: int
+
+@disjoint_base
+class ColumnWriter(RowSink): ...
 
 @disjoint_base
 class SlotWriter(ColumnWriter):

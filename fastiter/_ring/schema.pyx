@@ -183,7 +183,32 @@ cdef class Schema:
 # ---- writers -------------------------------------------------------------------------------------
 
 
-cdef class ColumnWriter:
+cdef class RowSink:
+    """Takes the rows of a batch that a `_fetch.reader.DatasetReader` reads, in one thread."""
+
+    cdef bint begin_row(self, uint32_t row) noexcept:
+        """Whether the row is to be read, of which `index` then is the dataset index."""
+        return False
+
+    cdef int put_example(self, uint32_t row, PyObject *taken) except -1:
+        """Takes over an example, and the reference to it."""
+        raise NotImplementedError
+
+    cdef int fail_row(self, uint32_t row, object error) except -1:
+        """Takes the exception of a row; or raises it, where it ends the batch."""
+        raise NotImplementedError
+
+    cdef object call(self, object getter, object rows, list indices):
+        """The list of examples at some indices, by a call of the dataset."""
+        raise NotImplementedError
+
+    cdef uint32_t gather(self, object reader, uint32_t first, uint32_t count) except? 0xFFFFFFFF:
+        """Has a `ColumnReader` write rows, where there are columns like its own; returns how many
+        of them, from the first on, need not be read."""
+        return 0
+
+
+cdef class ColumnWriter(RowSink):
     """Writes examples into rows of columns; used by one thread at a time.
 
     A subclass sets `columns`, and defines how large arrays are copied (`copy_large`), and where
@@ -364,6 +389,7 @@ cdef class SlotWriter(ColumnWriter):
         ColumnWriter.use_schema(self, schema)
         self.payload = NULL
 
+    @cython.final
     cdef int write_into_slot(self, Py_ssize_t row, object example) except -1:
         """As `write`, into the current slot. 0 also if there is no schema."""
         if self.schema is None:
@@ -371,6 +397,7 @@ cdef class SlotWriter(ColumnWriter):
         self.use_slot()
         return self.write(row, example)
 
+    @cython.final
     cdef int use_slot(self) except -1:
         """Writes into the current slot from now on. There is a schema."""
         cdef Py_ssize_t number

@@ -20,7 +20,7 @@ from fastiter._ring.parent cimport Lease, ParentRing
 from fastiter._ring.row_reader cimport read_example
 from fastiter._ring.schema cimport ARRAY, BARE, OBJECT, RAGGED, Schema, SlotWriter
 
-from fastiter._ring.infer_schema import derive_schema, merge_schemas
+from fastiter._ring.infer_schema import are_many, derive_schema, merge_schemas
 from fastiter._ring.serialization import Packed
 from fastiter._util.failures import dump
 from fastiter.errors import OverwrittenError
@@ -56,7 +56,7 @@ cdef class SampleWriter(SlotWriter):
         cdef uint32_t code = FI_ROW_OK
         if self.reader.is_open and self.is_full():
             fi_reader_close(&self.reader, False)
-            if self.candidate is not None and 8 * self.irregular >= self.reader.rows:
+            if self.candidate is not None and are_many(self.irregular, self.reader.rows):
                 self.use(self.candidate)
         if not self.begin():
             return False

@@ -298,20 +298,17 @@ cdef class BatchBuffer:
                 return False
         return True
 
-    @property
-    def n_kept(self):
-        """Rows that are kept as examples."""
-        cdef Py_ssize_t row, count = 0
-        for row in range(self.rows):
-            count += self.states[row] == KEPT
-        return count
+    def irregular(self):
+        """The examples that are kept."""
+        cdef Py_ssize_t row
+        return [self.kept[row] for row in range(self.rows) if self.states[row] == KEPT]
 
     def examples(self):
         """The examples of all rows that were filled; those in the fields are made anew, with arrays
         that are views of the fields', and named tuples as plain ones."""
         cdef Py_ssize_t row
-        if self.schema is None and self.n_kept == self.rows:
-            return self.kept
+        if self.schema is None:
+            return self.irregular()
         return [
             self.kept[row] if self.states[row] == KEPT else self.read(row)
             for row in range(self.rows)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastiter._collate.collate import batch_of, collate, join_field
-from fastiter._ring.infer_schema import derive_schema, merge_schemas
+from fastiter._ring.infer_schema import ColumnLearner
 from fastiter._ring.schema import ARRAY, BARE, LIST, OBJECT, RAGGED, STACKABLE, dtype_traits
 from fastiter._threads.batch_buffer import BatchBuffer
 
@@ -42,8 +42,8 @@ class Assembler:
     def __init__(self, padding: Padding, copy: bool, batch_size: int, n_batches: int = 1) -> None:
         self._padding = padding
         self._copy = copy
-        self._batch_size = batch_size
         self._n_batches = n_batches
+        self._learner = ColumnLearner(batch_size)
         self._field_plan = _FieldPlan()
 
     def start(self, n_rows: int) -> BatchBuffer:
@@ -62,8 +62,10 @@ class Assembler:
         if rows.is_complete:
             return self._join(field_plan, rows.fields, indices)
         examples = rows.examples()
-        if field_plan.schema is None or rows.n_kept * 8 >= len(examples):
-            self._learn(field_plan, examples)
+        if not field_plan.is_final:
+            schema = self._learner.told(field_plan.schema, len(examples), rows.irregular())
+            if schema is not None:
+                self._field_plan = self._plan_fields(schema)
         if indices is not None and len(examples) < len(indices):  # rows have failed
             indices = None
         return collate(examples, self._padding, copy=self._copy, indices=indices)
@@ -84,16 +86,6 @@ class Assembler:
             else:
                 joined.append((field, None))
         return batch_of(container, names, joined)
-
-    def _learn(self, field_plan: _FieldPlan, examples: list[Any]) -> None:
-        # A batch that was started before the schema was inferred last adds nothing.
-        if self._field_plan is not field_plan or field_plan.is_final:
-            return
-        schema = derive_schema(examples, self._batch_size)
-        if field_plan.schema is not None:
-            schema = merge_schemas(field_plan.schema, schema)
-        # If two threads do this at once, one schema is lost; batches are the same either way.
-        self._field_plan = self._plan_fields(schema)
 
     def _plan_fields(self, schema: Schema) -> _FieldPlan:
         if schema.container == LIST or (schema.container == BARE and schema.specs[0][0] == OBJECT):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fastiter._order.plan import Plan
     from fastiter._threads.collator import Assembler
     from fastiter._threads.limit import Claim, TimeLimit
-    from fastiter.iterators._source import Source
+    from fastiter.iterators._batch_maker import BatchMaker
 
     Origin = tuple[Seed, Plan]
 
@@ -60,7 +60,7 @@ class RowCost:
 class Work(NamedTuple):
     """Facts that the tasks of an iterator have in common."""
 
-    source: Source
+    source: BatchMaker
     n_threads: int
     row_cost: RowCost
     call_cost: CallCost  #: where one call of the dataset fetches many rows
@@ -265,15 +265,13 @@ class BatchTask:
     def _examples(self) -> list[Any]:
         """The examples that have not failed: those of columns that cannot be gathered. Fetched
         once, by the thread that makes the batch."""
-        source = self._work.source
-        if self._found is None and not self._work.tolerates:
-            self._found = source.examples(self.indices, self._origin)
-        elif self._found is None:
-            found, failures = source.each(self.indices, self._origin)
+        if self._found is None:
+            reader = self._work.source.reader()
+            found, failures = reader.examples(self.indices, self._origin, self._work.tolerates)
             for failure in failures:
                 failure.facts = f"dataset index {self.indices[failure.row]}, {self._facts()}"
             self._tolerated += failures
-            self._found = list(found.values())
+            self._found = found
         return self._found
 
     def open(self) -> None:
@@ -351,7 +349,8 @@ class RowsTask(BatchTask):
         self._rows = (
             BatchBuffer(self._n_rows) if assembler is None else assembler.start(self._n_rows)
         )
-        self._in_one_call = work.source.gives_many
+        reader = work.source.reader()
+        self._in_one_call = reader.columns is not None or reader.getter is not None
 
     def _fill(self, start: int, stop: int, at: Position) -> Failure | None:
         if self._in_one_call:
@@ -370,8 +369,8 @@ class RowsTask(BatchTask):
         return None
 
     def _fetch(self, start: int, stop: int, at: Position) -> None:
-        indices = self.indices[start:stop]
-        examples = self._work.source.examples(indices, self._origin, start)
+        reader = self._work.source.reader()
+        examples, _ = reader.examples(self.indices, self._origin, False, start, stop)
         if at.may_write():
             self._rows.put(start, examples)
 

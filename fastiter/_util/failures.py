@@ -96,22 +96,6 @@ def capture(function: Callable[..., Any], *args: Any) -> Any:
         return Failure.of(error)
 
 
-def capture_row(
-    function: Callable[[], Any], origin: Callable[[], tuple[str, int]]
-) -> Failure | None:
-    """Call the dataset, and return a failure if it raises anything but `STOPS`, which pass.
-
-    ``origin`` then returns ``facts`` and ``row``.
-    """
-    try:
-        function()
-    except STOPS:
-        raise
-    except BaseException as error:
-        return Failure.of(error, *origin())
-    return None
-
-
 def reraise(failure: Failure) -> NoReturn:
     """Raise the exception of a failure, and empty the failure."""
     error, failure.error = failure.error, None

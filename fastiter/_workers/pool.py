@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fastiter._clib import status
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter._ring.arena import Arena
-from fastiter._ring.infer_schema import derive_schema, merge_schemas
+from fastiter._ring.infer_schema import ColumnLearner
 from fastiter._ring.parent import BatchScheduler
 from fastiter._ring.schema import MOST_FIELDS, Schema
 from fastiter._stats.autotune import private_bytes
@@ -105,6 +105,7 @@ class Pool:
         self._at_start: dict[int, Report] = {}  # what workers had done when the first batch came
         self._joined: dict[int, float] = {}  # when workers joined that were not there at first
         self.job = job
+        self._learner = ColumnLearner(rows, _SCHEMAS - 1)
         self._context = start.caller.context
         self._retries = n_retries is not None
         self._n_retries = n_retries or 0
@@ -226,27 +227,18 @@ class Pool:
         if len(specs) <= MOST_FIELDS:
             keys = plain.keys if plain.mode is dict else None
             self.ring.use_schema(Schema(plain.container, keys, specs, self.rows))
+            self._learner.brought(self.ring.schema)
         return self.ring.schema is not None
 
     def _learn(self, plan: Plan, irregular: dict[int, Any]) -> None:
         """Lets later batches have the columns that this one would have needed."""
-        ring = self.ring
         self.spilled_rows += len(irregular) if plan.schema is not None else 0
-        if not self.job.learns_columns:
-            return
-        assert plan.indices is not None
-        if len(irregular) * 8 < len(plan.indices) or ring.schema_number + 1 >= _SCHEMAS:
-            return
-        known = ring.schema
-        if known is not plan.schema:
-            return  # this batch was scheduled before what has been learnt since
-        examples = [irregular[row] for row in sorted(irregular)]
-        schema = derive_schema(examples, self.rows)
-        if known is not None:
-            schema = merge_schemas(known, schema)
-            if schema.parts == known.parts:
-                return
-        ring.use_schema(schema)
+        if self.job.learns_columns:
+            assert plan.indices is not None
+            examples = [*irregular.values()]
+            schema = self._learner.told(plan.schema, len(plan.indices), examples)
+            if schema is not None:
+                self.ring.use_schema(schema)
 
     # ---- wait
 

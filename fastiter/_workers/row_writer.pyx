@@ -1,33 +1,25 @@
 """The inner loop of a worker: fetches claimed rows, writes them, and finishes batches."""
 
 import os
-import pickle
 
 import numpy
 
+cimport cython
 cimport numpy as cnp
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.long cimport PyLong_FromLongLong
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.object cimport PyObject, PyObject_GetItem
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._fetch import row_groups
-from fastiter._fetch.dataset_access import plain_columns, rows_getter
 from fastiter._fetch.arrow_column cimport PaddedLists
 from fastiter._fetch.gather cimport ColumnReader
+from fastiter._fetch.reader import reader_of
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport bytes_of
-from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, WorkerRing
-from fastiter._order.plan cimport Plan
-from fastiter._ring.parent cimport BatchScheduler, Lease
-from fastiter._ring.schema cimport (
-    ARRAY, MOST_NDIM, OBJECT, RAGGED, TEXT, Field, Schema, SlotWriter, entry_of)
-from fastiter._ring import row_reader
-from fastiter._util.failures import RowCountError, dump
-from fastiter._ring.serialization import Packed, unpack
-from fastiter.errors import OverwrittenError
+from fastiter._ring.arena cimport WorkerRing
+from fastiter._ring.schema cimport ARRAY, OBJECT, RAGGED, Field, Schema, entry_of
+from fastiter._ring.slot_rows cimport SlotRows
+from fastiter._ring.serialization import Packed
 
 
 cnp.import_array()
@@ -43,63 +35,29 @@ cdef enum:
 cdef uint64_t NO_BATCH = <uint64_t>-1
 
 
-cdef class RowWriter(SlotWriter):
-    """Fetches the examples of claimed rows and writes them into the slot.
+cdef class RowWriter(SlotRows):
+    """Fetches the examples of claimed rows, writes them into the slot, and finishes batches.
 
     Used by one thread of one worker process. An exception of the dataset fails its row, and the
     worker goes on. In `two_steps` a row is owned when it has been fetched, and not before: another
     worker may be faster. Until then, the slot may already belong to a later batch; results of
-    reading it are thrown away.
+    reading it are thrown away. `answer` makes the only row of a batch that has a request.
     """
-
-    cdef object dataset
-    cdef object answer  # makes the only row of a batch that has a request
-    cdef object getitems
-    cdef object plain
-    cdef object seeds  # uint64 (n + 1,), of the batch `seeds_of`
-    cdef uint64_t seeds_of
-    cdef object memory  # a number of the arena
-    cdef int64_t schema_number
-    cdef int64_t row  # that is fetched by itself, or -1
-    cdef public object rows  # those that are fetched by one call, or None
-    cdef public object counter  # tells which of them is meant, or None
-    cdef uint64_t row_bytes  # of the schema's columns
-    cdef uint32_t timed_row  # of the claim, or NO_ROW
-    cdef uint32_t weight  # how many rows it stands for
-    cdef uint32_t short_ranges  # since the last one in which a row was timed
-    cdef uint32_t dice
-    cdef bint times_all  # rows of the claim
-    cdef bint clocks_all  # of rows in two steps it is known exactly when they were begun
-    cdef bint announces  # rows of the claim, in two steps, by their index only
-    cdef bint two_steps  # rows are owned when they have been fetched
-    cdef bint is_hedge  # another worker has begun the row
-    cdef int64_t begun  # the present claim
-    cdef int64_t index  # of the row that is fetched in two steps
-    cdef list indices  # of those fetched by one call
-    cdef fi_origin origin  # of either
-    cdef uint32_t own_row  # the last one that was owned in two steps
-    cdef fi_cpu_meter cpu
-    cdef bint traces  # the present claim is recorded
-    cdef bint pads_alone  # see BatchConverter
-    cdef bint is_paged  # the rows of `plain` have to be pinned
-    cdef fi_event traced  # fetching of rows that are no event yet
-    cdef int64_t traced_write_ns
-    cdef uint32_t traced_rows
 
     def __cinit__(self, WorkerRing end, dataset, answer=None, bint two_steps=False,
                   bint hedges=False):
-        self.dataset = dataset
         self.answer = answer
-        self.plain = plain_columns(dataset)
-        self.getitems = rows_getter(dataset) if self.plain is None else None
-        self.is_paged = self.plain is not None and self.plain.reader.pages is not None
+        self.reader = reader_of(dataset)
+        if self.reader.columns is not None:
+            self.gatherer = self.reader.columns.reader
+            self.is_paged = self.gatherer.pages is not None
         self.memory = os.fstat(end.arena.fd).st_ino
         row_groups.worker = self
-        self.schema_number = -1
         self.seeds_of = NO_BATCH
         self.row = -1
         self.timed_row = NO_ROW
-        self.two_steps = two_steps and self.plain is None
+        self.tolerates = True
+        self.two_steps = two_steps and self.gatherer is None
         end.worker.hedges = hedges and self.two_steps
         fi_cpu_meter_start(&self.cpu)
 
@@ -118,7 +76,6 @@ cdef class RowWriter(SlotWriter):
             return None
         if not self.two_steps:
             fi_slot_origin(end.worker.ring, end.claim.slot, &origin)
-            index = self.index_of(<uint32_t>row)
         return (
             (origin.seed[0], origin.seed[1]),
             fi_row_epoch(&origin, <uint32_t>row, end.claim.n),
@@ -137,7 +94,7 @@ cdef class RowWriter(SlotWriter):
     def n_examples(self):
         """Length of the dataset; -1 if it has none."""
         try:
-            return len(self.dataset)
+            return len(self.reader.dataset)
         except TypeError:  # of a stream, or of what it counts on
             return -1
 
@@ -162,18 +119,6 @@ cdef class RowWriter(SlotWriter):
         """The rows that are fetched wait for those of others: the time limit begins anew."""
         fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.claim.first))
 
-    cdef object request(self):
-        """The request in the plan of the current batch, besides its indices, or None."""
-        cdef WorkerRing end = self.end
-        cdef uint64_t offset = 0, size = 0
-        if fi_slot_request(end.worker.ring, end.claim.slot, &offset, &size) != FI_OK:
-            raise OverwrittenError("shared memory was overwritten: the place of a request")
-        if size == 0:
-            return None
-        part = PyBytes_FromStringAndSize(end.payload(offset + size) + offset, size)
-        return unpack(memoryview(bytearray(part)),
-                      fi_place_seed(end.claim.q, 0, FI_PACKED_REQUEST))
-
     def work(self, batch_converter, uint64_t claims):
         """Fills rows and finishes batches until the ring says stop, or `claims` ranges are done."""
         cdef WorkerRing end = self.end
@@ -194,50 +139,59 @@ cdef class RowWriter(SlotWriter):
             else:
                 return
 
+    @cython.final
     cdef int fill(self) except -1:
         """Fetches and writes the claimed rows that no other worker owns."""
         cdef WorkerRing end = self.end
         cdef fi_worker_stat *stat = end.stat
         cdef int64_t since = fi_now_ns(), now
-        cdef uint32_t together = 0
         fi_worker_stat_begins(stat, since)
         self.traces = fi_traces(end.worker.ring)
         self.is_hedge = end.claim.fetcher != end.worker.number
         self.own_row = NO_ROW
         self.begun = since
+        self.owned_stop = self.n_gathered = self.n_called = self.n_calls = 0
         if self.two_steps:  # before the row words tell that the slot still has this batch
             fi_slot_origin(end.worker.ring, end.claim.slot, &self.origin)
         # By the schema of the claim before: the slot's own is read with its first row.
         self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.claim.n)
-        if self.answer is not None and self.is_made_as_a_whole():
-            self.fill_by_request(stat)
-        elif self.plain is not None and self.are_columns_fitting():
-            self.fill_columns(stat)
-            self.timed(stat, since, since, self.index_of(end.claim.first), end.claim.count, 1)
-        elif self.getitems is not None:
-            together = self.fill_together(stat)
+        self.is_whole = self.answer is not None and self.is_made_as_a_whole()
+        self.choose_timed_row()
+        if self.is_whole:
+            self.fill_whole(end.claim.first)
         else:
-            self.choose_timed_row()
-            self.fill_singly(stat, end.claim.first, end.claim.count, False)
+            self.reader.read(self, end.claim.first, end.claim.count)
+        if self.n_calls > 0:
+            self.timed(stat, self.since, self.fetched, self.index_of(end.claim.first),
+                       self.n_called, 1)
+        elif self.n_gathered > 0:
+            self.timed(stat, since, since, self.index_of(end.claim.first), self.n_gathered, 1)
+        self.row = -1
+        self.rows = self.counter = None
         if self.traces:
             self.put_traced()
         now = fi_now_ns()
-        if together > 0:
-            fi_call_cost_add(&end.worker.call, together, now - since)
-        elif self.getitems is None:
+        if self.reader.getter is None:
             fi_worker_pace(&end.worker, end.claim.count, now - since)
+        elif self.n_calls == 1:
+            fi_call_cost_add(&end.worker.call, self.n_called, now - since)
         fi_worker_stat_busy(stat, now - since)
         fi_cpu_meter_look(&self.cpu, stat, now)
         return 0
 
+    @cython.final
     cdef void choose_timed_row(self) noexcept:
         cdef fi_claim *claim = &self.end.claim
         cdef int64_t row_ns = self.end.worker.row_ns
         cdef bint is_long = row_ns * claim.count >= LONG_RANGE_NS
         self.timed_row = NO_ROW
         self.weight = claim.count
+        self.is_single = self.is_whole or self.reader.getter is None
+        if not self.is_single:
+            self.times_all = self.clocks_all = self.announces = False
+            return
         # A clock may take a tenth of a microsecond.
-        self.times_all = self.traces or (
+        self.times_all = self.traces or self.is_whole or (
             self.two_steps and (row_ns >= LONG_RANGE_NS or row_ns == 0))
         self.clocks_all = self.two_steps and (self.times_all or is_long)
         # A single row may be hedged, or suspect. Where rows are hedged, they may be fetched twice.
@@ -255,58 +209,83 @@ cdef class RowWriter(SlotWriter):
         self.dice = self.dice * 1664525 + 1013904223
         self.timed_row = claim.first + (self.dice >> 8) % claim.count
 
-    cdef int fill_singly(self, fi_worker_stat *stat, uint32_t row, uint32_t count,
-                         bint owned) except -1:
-        """Owns (unless `owned`), fetches and marks row after row: a death has one suspect. In two
-        steps owns a row when it has been fetched, unless another worker has been faster."""
+    # ---- the rows that a reader reads
+
+    cdef bint begin_row(self, uint32_t row) noexcept:
+        """Owns a row before it is fetched, so that a death has one suspect; or promises it."""
         cdef WorkerRing end = self.end
-        cdef uint32_t stop = row + count, code
-        cdef int64_t index, since = self.begun, fetched = since
-        cdef bint is_timed
-        cdef object example = None
-        while row < stop:
-            try:  # outside of the inner loop: to enter it takes as long as a small copy
-                while row < stop:
-                    if self.two_steps:
-                        since = fi_now_ns() if self.clocks_all else max(self.begun, fi_coarse_ns())
-                        if not self.promise(row, since):
-                            row += 1
-                            continue
-                        index = self.index
-                    elif owned or fi_row_own(&end.worker, &end.claim, row):
-                        index = self.index_of(row)
-                        fi_worker_stat_fetch_begins(stat, index)
-                    else:
-                        row += 1
-                        continue
-                    self.row = row
-                    is_timed = row == self.timed_row or self.times_all
-                    if is_timed and not self.clocks_all:
-                        since = fi_now_ns()
-                    example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
-                    if is_timed:
-                        fetched = fi_now_ns()
-                    if not self.two_steps or self.wins(row, since, fetched):
-                        code = self.store(row, example)
-                        example = None
-                        if is_timed:
-                            self.timed(stat, since, fetched, index, 1, self.weight)
-                        self.mark(stat, row, code)
-                    else:
-                        example = None
-                        fi_worker_stat_fetch_ends(stat)
-                    row += 1
-            except BaseException as error:
-                example = None
-                if not self.two_steps or self.wins(row, since, fi_now_ns()):
-                    self.mark(stat, row, self.store_failure(row, error))
-                else:
-                    fi_worker_stat_fetch_ends(stat)
-                row += 1
-        self.row = -1
-        self.timed_row = NO_ROW
+        if self.two_steps:
+            self.since = fi_now_ns() if self.clocks_all else max(self.begun, fi_coarse_ns())
+            if not self.promise(row, self.since):
+                return False
+        elif row < self.owned_stop or fi_row_own(&end.worker, &end.claim, row):
+            self.index = fi_row_index(end.worker.ring, end.claim.slot, row)[0]
+            if self.is_single:
+                fi_worker_stat_fetch_begins(end.stat, self.index)
+        else:
+            return False
+        self.row = row
+        if (row == self.timed_row or self.times_all) and not self.clocks_all:
+            self.since = fi_now_ns()
+        return True
+
+    cdef int put_example(self, uint32_t row, PyObject *taken) except -1:
+        cdef fi_worker_stat *stat = self.end.stat
+        cdef bint is_timed = row == self.timed_row or self.times_all
+        cdef uint32_t code
+        example = <object>taken
+        Py_DECREF(example)
+        if is_timed:
+            self.fetched = fi_now_ns()
+        if self.two_steps and not self.wins(row, self.since, self.fetched):
+            example = None
+            fi_worker_stat_fetch_ends(stat)
+            return 0
+        if self.is_whole:
+            self.end.pack_row(Packed(example, placed=self.end.offset_of), row, FI_PACKED_EXAMPLE)
+            code = FI_SPILL
+        else:
+            code = self.store(row, example)
+        example = None
+        if is_timed:
+            self.timed(stat, self.since, self.fetched, self.index, 1, self.weight)
+        self.mark(stat, row, code)
         return 0
 
+    cdef int fail_row(self, uint32_t row, object error) except -1:
+        if not self.two_steps or self.wins(row, self.since, fi_now_ns()):
+            self.mark(self.end.stat, row, self.store_failure(row, error))
+        else:
+            fi_worker_stat_fetch_ends(self.end.stat)
+        return 0
+
+    cdef object call(self, object getter, object rows, list indices):
+        cdef bint is_first = self.n_calls == 0
+        self.rows, self.indices, self.counter, self.row = rows, indices, None, -1
+        self.n_calls += 1
+        fi_worker_stat_fetch_begins(self.end.stat, indices[0])
+        if not is_first:
+            return getter(list(indices))
+        self.n_called = <uint32_t>len(rows)
+        self.since = fi_now_ns()
+        try:
+            return getter(list(indices))
+        finally:
+            self.fetched = fi_now_ns()
+
+    @cython.final
+    cdef int fill_whole(self, uint32_t row) except -1:
+        """Has the only row of a batch made of what its plan asks for."""
+        if self.begin_row(row):
+            try:
+                example = self.answer(self.request())
+                Py_INCREF(example)
+                self.put_example(row, <PyObject *>example)
+            except BaseException as error:
+                self.fail_row(row, error)
+        return 0
+
+    @cython.final
     cdef bint promise(self, uint32_t row, int64_t since) noexcept:
         """Begins to fetch a row without owning it. Others see since when: of cheap rows that is no
         later than the row began, and no earlier than their range or the last tick did."""
@@ -315,12 +294,14 @@ cdef class RowWriter(SlotWriter):
             return fi_row_announce(&end.worker, &end.claim, row, since, &self.index)
         return fi_row_promise(&end.worker, &end.claim, row, since, &self.index)
 
+    @cython.final
     cdef bint is_made_as_a_whole(self) noexcept:
         """Whether the batch has a single row without columns, and what it is told is no seeds."""
         cdef fi_claim *claim = &self.end.claim
         return (claim.n == 1 and fi_slot_schema(self.end.worker.ring, claim.slot) == 0
                 and fi_slot_has_request(self.end.worker.ring, claim.slot))
 
+    @cython.final
     cdef bint wins(self, uint32_t row, int64_t since, int64_t fetched) noexcept:
         """Owns a row that was fetched in two steps; False if another worker has been faster."""
         cdef WorkerRing end = self.end
@@ -338,25 +319,7 @@ cdef class RowWriter(SlotWriter):
                          FI_EVENT_HEDGE if won else FI_EVENT_LOST, &event, 1)
         return won
 
-    cdef int fill_by_request(self, fi_worker_stat *stat) except -1:
-        """Has the only row of a batch made of what its plan asks for."""
-        cdef WorkerRing end = self.end
-        cdef uint32_t row = end.claim.first, code
-        cdef int64_t since
-        if not fi_row_own(&end.worker, &end.claim, row):
-            return 0
-        fi_worker_stat_fetch_begins(stat, self.index_of(row))
-        since = fi_now_ns()
-        try:
-            packed = Packed(self.answer(self.request()), placed=end.offset_of)
-            end.pack_row(packed, row, FI_PACKED_EXAMPLE)
-            code = FI_SPILL
-        except BaseException as error:
-            code = self.store_failure(row, error)
-        self.timed(stat, since, fi_now_ns(), self.index_of(row), 1, 1)
-        self.mark(stat, row, code)
-        return 0
-
+    @cython.final
     cdef void timed(self, fi_worker_stat *stat, int64_t since, int64_t fetched, int64_t index,
                     uint32_t rows, uint32_t weight) noexcept:
         """Rows were fetched from `since` to `fetched`, and written from then until now."""
@@ -374,6 +337,7 @@ cdef class RowWriter(SlotWriter):
         if self.traced.took_ns + self.traced_write_ns >= TRACED_NS:
             self.put_traced()
 
+    @cython.final
     cdef void put_traced(self) noexcept:
         cdef WorkerRing end = self.end
         if self.traced_rows == 0:
@@ -387,79 +351,87 @@ cdef class RowWriter(SlotWriter):
                      self.traced_rows)
         self.traced_rows = 0
 
-    cdef int64_t index_of(self, uint32_t row) noexcept:
-        return fi_row_index(self.end.worker.ring, self.end.claim.slot, row)[0]
-
+    @cython.final
     cdef void mark(self, fi_worker_stat *stat, uint32_t row, uint32_t code) noexcept:
         fi_worker_stat_fetch_ends(stat)
         self.count(stat, code)
         fi_row_done(&self.end.worker, &self.end.claim, row, code)
 
+    @cython.final
     cdef void count(self, fi_worker_stat *stat, uint32_t code) noexcept:
         fi_worker_stat_count(stat, 1, self.row_bytes if code == FI_ROW_OK else 0, code == FI_SPILL)
 
+    # ---- rows that are gathered
+
+    @cython.final
     cdef bint are_columns_fitting(self) except -1:
         """Whether the slot's columns match the dataset's columns."""
         self.load_schema()
-        return self.schema is not None and self.plain.is_current and (
-            <ColumnReader>self.plain.reader).fits(self.schema)
+        return self.schema is not None and self.reader.columns.is_current and (
+            self.gatherer.fits(self.schema))
 
-    cdef int fill_columns(self, fi_worker_stat *stat) except -1:
-        """A dataset of arrays: owns the rows first, gathers those it won, no example is made."""
+    cdef uint32_t gather(self, object reader, uint32_t first, uint32_t count) except? 0xFFFFFFFF:
+        """Owns rows, and gathers those it has won, part by part where their row groups have to be
+        there. An index may be out of range, a text none, a file damaged: the dataset says so."""
         cdef WorkerRing end = self.end
-        cdef uint32_t row = end.claim.first, first
-        cdef uint32_t stop = end.claim.first + end.claim.count
+        cdef uint32_t row = first, done, stop = first + count
+        if not self.are_columns_fitting():
+            return 0
         while row < stop:
-            first = row
+            done = row
             while row < stop and fi_row_own(&end.worker, &end.claim, row):
                 row += 1
-            if row > first and self.is_paged:
-                self.gather_pieces(stat, first, row - first)
-            elif row > first:
-                self.gather_rows(stat, first, row - first)
+            self.owned_stop = row
+            if row > done:
+                fi_worker_stat_fetch_begins(end.stat, self.index_of(done))
+                done = self.gather_owned(done, row)
+                fi_worker_stat_fetch_ends(end.stat)
+            if done < row:
+                return done - first
             if row < stop:  # another worker owns that row
                 row += 1
-        return 0
+        return count
 
-    cdef int gather_pieces(self, fi_worker_stat *stat, uint32_t first, uint32_t count) except -1:
-        """Gathers rows part by part, each while its row groups are there."""
-        cdef uint32_t row, done = 0, start, stop
-        fi_worker_stat_fetch_begins(stat, self.index_of(first))
+    @cython.final
+    cdef uint32_t gather_owned(self, uint32_t first, uint32_t stop) except? 0xFFFFFFFF:
+        """The first of these rows that is not gathered."""
+        cdef uint32_t row, done = first, start, end
+        if not self.is_paged:
+            return stop if self.gather_rows(first, stop) else first
+        indices = numpy.array([self.index_of(row) for row in range(first, stop)], numpy.int64)
         try:
-            indices = numpy.array(
-                [self.index_of(row) for row in range(first, first + count)], numpy.int64)
-            for start, stop in self.plain.reader.pieces(indices):
-                self.gather_rows(stat, first + start, stop - start)
-                done = stop
-        except Exception:  # a file cannot be read: each row fails by itself
-            return self.fill_singly(stat, first + done, count - done, True)
-        return 0
+            for start, end in self.gatherer.pieces(indices):
+                if not self.gather_rows(first + start, first + end):
+                    break
+                done = first + end
+        except Exception:
+            pass
+        return done
 
-    cdef int gather_rows(self, fi_worker_stat *stat, uint32_t first, uint32_t count) except -1:
+    @cython.final
+    cdef bint gather_rows(self, uint32_t first, uint32_t stop) except -1:
         cdef WorkerRing end = self.end
-        cdef uint32_t row
-        cdef bint done
-        fi_worker_stat_fetch_begins(stat, self.index_of(first))
+        cdef uint32_t row, count = stop - first
         try:
-            done = (<ColumnReader>self.plain.reader).into_slot(
-                self.schema, end.payload(self.schema.bytes), first,
-                fi_row_index(end.worker.ring, end.claim.slot, first), count, self.uncached)
+            if not self.gatherer.into_slot(
+                    self.schema, end.payload(self.schema.bytes), first,
+                    fi_row_index(end.worker.ring, end.claim.slot, first), count, self.uncached):
+                return False
         except ValueError:  # offsets are wrong
-            done = False
-        if done and not (<ColumnReader>self.plain.reader).is_fixed:
-            done = self.write_values(first, count)
-        fi_worker_stat_fetch_ends(stat)
-        if not done:  # an index is out of range, a text is none: the dataset says so itself
-            return self.fill_singly(stat, first, count, True)
-        for row in range(first, first + count):
+            return False
+        if not self.gatherer.is_fixed and not self.write_values(first, count):
+            return False
+        for row in range(first, stop):
             fi_row_done(&end.worker, &end.claim, row, FI_ROW_OK)
-        fi_worker_stat_count(stat, count, count * self.row_bytes, 0)
-        return 0
+        fi_worker_stat_count(end.stat, count, count * self.row_bytes, 0)
+        self.n_gathered += count
+        return True
 
+    @cython.final
     cdef bint write_values(self, uint32_t first, uint32_t count) except -1:
         """Writes rows of those columns whose rows differ in size; lists only where `finish` does not
         find them by itself. False if a value cannot be had."""
-        cdef ColumnReader reader = self.plain.reader
+        cdef ColumnReader reader = self.gatherer
         cdef const int64_t *rows = fi_row_index(self.end.worker.ring, self.end.claim.slot, first)
         cdef Py_ssize_t number
         cdef uint32_t row
@@ -481,99 +453,6 @@ cdef class RowWriter(SlotWriter):
                 return False
         return True
 
-    cdef Py_ssize_t fill_together(self, fi_worker_stat *stat) except -1:
-        """Owns rows, fetches them by one call of the dataset, and marks each.
-
-        If the call fails, fetches each row by itself, to find the row that fails. Returns how many
-        rows the call has fetched, 0 if it failed.
-        """
-        cdef WorkerRing end = self.end
-        cdef uint32_t row, code
-        cdef int64_t since = fi_now_ns(), fetched
-        cdef list rows = [], indices = []
-        for row in range(end.claim.first, end.claim.first + end.claim.count):
-            if self.two_steps:
-                if fi_row_promise(&end.worker, &end.claim, row, since, &self.index):
-                    rows.append(row)
-                    indices.append(self.index)
-            elif fi_row_own(&end.worker, &end.claim, row):
-                rows.append(row)
-                indices.append(self.index_of(row))
-        if not rows:
-            return 0
-        fi_worker_stat_fetch_begins(stat, indices[0])
-        examples = failure = None
-        self.rows, self.indices = rows, indices
-        try:
-            examples = self.getitems(list(indices))
-        except RowCountError as error:
-            failure = error
-        except BaseException as error:
-            failure = error if len(rows) == 1 else None
-        fetched = fi_now_ns()
-        for position, row in enumerate(rows):
-            self.index = indices[position]
-            try:
-                if failure is not None:
-                    raise failure
-                if examples is None:
-                    fi_worker_stat_fetch_begins(stat, self.index)
-                    self.rows, self.indices = [row], [self.index]
-                    self.counter = None
-                    example = self.getitems([self.index])[0]
-                else:
-                    example = examples[position]
-                if self.two_steps and not self.wins(row, since, fetched):
-                    continue
-                code = self.store(row, example)
-            except BaseException as error:
-                if self.two_steps and not self.wins(row, since, fetched):
-                    continue
-                code = self.store_failure(row, error)
-            self.count(stat, code)
-            fi_row_done(&end.worker, &end.claim, row, code)
-        fi_worker_stat_fetch_ends(stat)
-        self.timed(stat, since, fetched, indices[0], <uint32_t>len(rows), 1)
-        self.rows = self.counter = None
-        return 0 if examples is None else len(rows)
-
-    cdef uint32_t store(self, uint32_t row, object example) except 0:
-        self.load_schema()
-        if self.write_into_slot(row, example):
-            return FI_ROW_OK
-        self.end.pack_row(Packed(example), row, FI_PACKED_EXAMPLE)
-        return FI_SPILL
-
-    cdef int load_schema(self) except -1:
-        """Uses the slot's schema from now on."""
-        cdef uint32_t number = fi_slot_schema(self.end.worker.ring, self.end.claim.slot)
-        if number == self.schema_number:
-            return 0
-        self.use_schema(None)
-        self.row_bytes = 0
-        try:
-            record = self.end.arena.schema_record(number)
-            if record:  # number 0 stays empty: nothing is known yet, everything is spilled
-                self.use_schema(pickle.loads(record))
-                self.row_bytes = self.schema.row_bytes
-        except Exception:
-            pass  # a type that cannot be imported here, or a corrupt record: rows are spilled
-        self.schema_number = number
-        return 0
-
-    cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
-        fi_entry_set(self.end.worker.ring, self.end.claim.slot, row, 0, 0)
-        try:
-            dumped = dump(error)
-            try:
-                self.end.pack_row(Packed(dumped), row, FI_PACKED_ERROR)
-            except MemoryError:  # the traceback is the most of it
-                pickled, summary, _, *rest = dumped
-                self.end.pack_row(Packed((pickled, summary, summary, *rest)), row, FI_PACKED_ERROR)
-        except BaseException:  # no memory even for that, or it has no text: the fact has to do
-            pass
-        return FI_ERROR
-
     # ---- finish
 
     cdef int finish(self, object batch_converter) except -1:
@@ -590,8 +469,8 @@ cdef class RowWriter(SlotWriter):
         fi_worker_stat_begins(stat, since)
         fi_worker_stat_fetch_begins(stat, FI_STAT_FINISHING)
         flags = batch_converter.finish(self)
-        if self.pads_alone and not flags and self.plain is not None and not (
-                <ColumnReader>self.plain.reader).is_fixed and self.are_columns_fitting():
+        if self.pads_alone and not flags and self.gatherer is not None and (
+                not self.gatherer.is_fixed and self.are_columns_fitting()):
             self.pads_alone = False  # the parent needs the rows
             self.write_all_values()
             self.pads_alone = True
@@ -616,7 +495,8 @@ cdef class RowWriter(SlotWriter):
         """
         cdef Schema schema = self.schema
         cdef Py_ssize_t number
-        cdef bint reads = self.plain is not None and not self.is_paged and self.are_columns_fitting()
+        cdef bint reads = self.gatherer is not None and not self.is_paged and (
+            self.are_columns_fitting())
         for number in range(schema.count):
             if not schema.is_joined(number):
                 continue
@@ -631,7 +511,7 @@ cdef class RowWriter(SlotWriter):
 
     cdef bint gather_lists(self, Py_ssize_t number, list rows, object step) except -1:
         """Joins lists that lie in the dataset's columns, as `pad_field` those in the slot."""
-        cdef ColumnReader reader = self.plain.reader
+        cdef ColumnReader reader = self.gatherer
         cdef PaddedLists lists = reader.lists_of(number)
         cdef Field *f = &self.schema.fields[number]
         cdef char *payload = self.end.payload(self.schema.bytes)
@@ -668,115 +548,3 @@ cdef class RowWriter(SlotWriter):
         except Exception:
             pass  # the parent finds that no row is there
         return 0
-
-    cdef bint pad_field(self, Field *f, list rows, object fill, int64_t max_length,
-                        int64_t multiple) except -1:
-        cdef Py_ssize_t n = self.end.claim.n if rows is None else len(rows), i
-        cdef uint64_t committed = 0
-        cdef char *payload = self.end.whole_payload(&committed)
-        cdef char *place
-        cdef int64_t shape[MOST_NDIM]
-        cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array
-        cdef uint64_t size, offset
-        cdef int axis
-        cdef const char *fill_bytes = payload  # not read if there is no fill value
-        cdef const void **sources = <const void **>PyMem_Malloc(n * (1 + f.ndim) * sizeof(int64_t))
-        cdef int64_t *shapes = <int64_t *>(sources + n)
-        if sources == NULL:
-            raise MemoryError()
-        try:
-            if not self.find_ragged(f, payload, committed, rows, sources, shapes):
-                return False
-            for i in range(n if max_length >= 0 else 0):
-                shapes[i * f.ndim] = min(shapes[i * f.ndim], max_length)
-            if fi_pad_shape(shape, f.ndim, shapes, n) != FI_OK:
-                return False
-            if fill is None:
-                for i in range(n * f.ndim):
-                    if shapes[i] != shape[i % f.ndim]:
-                        return False
-            else:
-                fill_bytes = bytes_of(<cnp.PyArrayObject *>fill)
-                shape[0] = (shape[0] + multiple - 1) // multiple * multiple
-            size = fi_array_bytes(shape, f.ndim, n * f.itemsize)
-            if size == <uint64_t>-1:
-                return False
-            offset = self.end.heap_take(size)
-            place = self.end.place(offset)
-            with nogil:
-                fi_pad(place, shape, f.ndim, f.itemsize, sources, shapes, n, fill_bytes)
-            entry[0] = <int64_t>offset
-            for axis in range(f.ndim):
-                entry[1 + axis] = shape[axis]
-            return True
-        finally:
-            PyMem_Free(sources)
-
-    cdef bint find_ragged(self, Field *f, char *payload, uint64_t committed, list rows,
-                          const void **sources, int64_t *shapes) except -1:
-        """Where the arrays of these rows lie, and their shapes; False if an entry is corrupt."""
-        cdef Py_ssize_t place
-        if rows is None:
-            return fi_ragged_rows(payload, committed, payload + f.offset, f.stride, f.ndim,
-                                  f.itemsize, self.end.claim.n, sources, shapes) == FI_OK
-        for place in range(len(rows)):
-            if fi_ragged_rows(payload, committed, <char *>entry_of(f, payload, rows[place]),
-                              f.stride, f.ndim, f.itemsize, 1, sources + place,
-                              shapes + place * f.ndim) != FI_OK:
-                return False
-        return True
-
-    @property
-    def slot_schema(self):
-        """The slot's schema, or None."""
-        self.load_schema()
-        return self.schema
-
-    def good_rows(self):
-        """Numbers of the rows in the columns of the slot's schema, None for all; empty if there are
-        others that have not failed."""
-        cdef WorkerRing end = self.end
-        cdef uint32_t row, code
-        cdef list rows = []
-        for row in range(end.claim.n):
-            code = fi_row_code(end.worker.ring, end.claim.slot, row, end.claim.q)
-            if code == FI_ROW_OK:
-                rows.append(row)
-            elif code == FI_SPILL:
-                return []
-        return None if len(rows) == <Py_ssize_t>end.claim.n else rows
-
-    def examples(self, bint tolerates):
-        """Private copies of the examples of the batch; None if there are none, or, unless that is
-        tolerated, a row has failed."""
-        cdef WorkerRing end = self.end
-        cdef Lease lease = Lease.__new__(Lease)
-        cdef uint64_t committed = 0
-        cdef uint32_t row, code
-        cdef dict irregular = {}
-        cdef set failed = set()
-        end.whole_payload(&committed)
-        lease.point_at(end.arena, end.claim.slot, end.claim.q, committed)
-        lease.rows = end.claim.n
-        for row in range(end.claim.n):
-            code = fi_row_code(end.worker.ring, end.claim.slot, row, end.claim.q)
-            if code == FI_SPILL:
-                irregular[row] = lease.load(row, FI_PACKED_EXAMPLE, True)
-            elif code != FI_ROW_OK:
-                if not tolerates:
-                    return None
-                failed.add(row)
-        if len(failed) == end.claim.n:
-            return None
-        lease.schema = self.slot_schema
-        if lease.schema is None:
-            return [irregular[row] for row in range(end.claim.n) if row not in failed]
-        return row_reader.read(lease, True, irregular, failed)
-
-    def put_result(self, packed, bint failed):
-        """Writes the converter's result, or its exception, into the slot."""
-        self.end.pack_row(
-            packed, FI_WHOLE_BATCH, FI_PACKED_FAILURE if failed else FI_PACKED_RESULT)
-
-
-include "part_writer.pxi"

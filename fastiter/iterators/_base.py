@@ -43,6 +43,7 @@ from fastiter.iterators._addresses import (
     SkippingPlanner,
     checked_ranges,
 )
+from fastiter.iterators._batch_maker import BatchMaker, concat_of
 from fastiter.iterators._properties import IteratorProperties
 from fastiter.iterators._skips import (
     DEFAULT_LIMIT,
@@ -53,7 +54,6 @@ from fastiter.iterators._skips import (
     checked,
     nothing_left,
 )
-from fastiter.iterators._source import Source, concat_of
 from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.epochs import sampler_of_epochs
@@ -205,7 +205,7 @@ class PlannedIterator(Loop, IteratorProperties):
             self._planner.epochs = self._epochs
         also = self._seed_examples if callable(self._seed_examples) else None
         self._seeding = None if self._seed_examples is False else Seeding(also)
-        self._source = Source(self._dataset, self._converter, self._device, self._seeding)
+        self._source = BatchMaker(self._dataset, self._converter, self._device, self._seeding)
         self._tuner: Tuner | None = None
         counts = hasattr(type(self._dataset), "__fastiter_tokens__")  # not what it wraps
         self._count_tokens = self._dataset.__fastiter_tokens__ if counts else None

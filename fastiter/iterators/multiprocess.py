@@ -40,9 +40,9 @@ from fastiter.iterators._arguments import (
     checked_share,
     names_counterparts,
 )
+from fastiter.iterators._batch_maker import BatchMaker
 from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._source import Source
 from fastiter.iterators._stream_parts import Parts, PartStore, reader_of
 
 if TYPE_CHECKING:
@@ -432,7 +432,7 @@ class StreamJob(BatchJob):
         return functools.partial(rows.work, None, self.claims or 0)
 
 
-def _batch_converter_of(source: Source, tolerates: bool) -> BatchConverter | None:
+def _batch_converter_of(source: BatchMaker, tolerates: bool) -> BatchConverter | None:
     if source.converter is None:
         return None
     if source.concat is not None:

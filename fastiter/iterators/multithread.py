@@ -22,9 +22,9 @@ from fastiter.iterators._arguments import (
     checked_prefetch,
     names_counterparts,
 )
+from fastiter.iterators._batch_maker import BatchMaker
 from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._source import Source
 from fastiter.iterators._stream_parts import Parts, PartStore
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class MultithreadIterator(PrefetchingIterator):
             return self._caller_executor()
         parts, n = Parts(store.stream), self._n_threads
         executor = ThreadExecutor(
-            Source(parts, None, None),
+            BatchMaker(parts, None, None),
             1,
             self._lock,
             self._timer,

@@ -25,12 +25,12 @@ import ray
 from fastiter._clib import status
 from fastiter._ring.arena import WorkerRing
 from fastiter._util.failures import dump_start_error, load_start_error, reraise
-from fastiter._workers import row_writer
 from fastiter._workers.crash_counts import CrashCounts, Exit
 from fastiter._workers.delivery import crash_error
 from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter._workers.process import Overrun
 from fastiter._workers.timeouts import step_text
+from fastiter.ray._part_writer import PartWriter
 from fastiter.ray._remote import (
     MOST_PARTS,
     NO_BEAT,
@@ -130,7 +130,7 @@ class Helper:
     def __init__(self, job: ClusterJob, end: WorkerRing, arguments: WorkerArguments):
         self._job, self._end, self._arguments = job, end, arguments
         self._rows = end.arena.geometry[2]
-        self._writer = row_writer.PartWriter(end, None, None, True)
+        self._writer = PartWriter(end, None, None, True)
         self._writer.batch_converter = job.batch_converter
         self._workers: dict[int, Remote] = {}
         self._pending: deque[RemotePart] = deque()

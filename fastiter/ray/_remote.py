@@ -24,8 +24,9 @@ from fastiter._ring.arena import Arena, WorkerRing
 from fastiter._ring.parent import BatchScheduler
 from fastiter._ring.serialization import unpack
 from fastiter._util import failures
-from fastiter._workers import main, row_writer, thread_limits
+from fastiter._workers import main, thread_limits
 from fastiter._workers.shm_image import Image
+from fastiter.ray._part_writer import PartWriter
 from fastiter.ray._shared import ClusterError
 
 MOST_PARTS = 16  # of one call
@@ -132,14 +133,14 @@ class NodeWorker:
             answers.append((status.now() - since, pieces))
         return answers
 
-    def _with_schema(self, record: bytes) -> tuple[BatchScheduler, row_writer.PartWriter]:
+    def _with_schema(self, record: bytes) -> tuple[BatchScheduler, PartWriter]:
         """The ring, whose batches have the columns of a schema, and its writer."""
         if self._ring is None or record != self._record:
             arena = Arena.create(MOST_PARTS + 2, 1, self._rows, 2)
             ring = BatchScheduler(arena, 0, 0)
             with contextlib.suppress(Exception):  # a type that is not known here: all is packed
                 ring.use_schema(pickle.loads(record))
-            self._writer = row_writer.PartWriter(WorkerRing(arena, 0, -1), self._dataset)
+            self._writer = PartWriter(WorkerRing(arena, 0, -1), self._dataset)
             example_context.set_worker(self._writer)
             self._ring, self._record = ring, record
         return self._ring, self._writer

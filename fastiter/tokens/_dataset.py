@@ -16,14 +16,8 @@ from fastiter._fetch.dataset_access import (
     SourceColumn,
     plain_columns,
 )
-from fastiter._fetch.token_rows import (
-    EPOCH_SHIFT,
-    FIELDS,
-    MOST_TOKENS,
-    OVERLONG,
-    RowPlanner,
-    TokenColumn,
-)
+from fastiter._fetch.token_column import FIELDS, MOST_TOKENS, TokenColumn
+from fastiter._fetch.token_rows import EPOCH_SHIFT, OVERLONG, RowPlanner
 from fastiter._util.arguments import (
     checked_choice,
     checked_flag,

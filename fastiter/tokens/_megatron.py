@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
-from fastiter._fetch.token_rows import MOST_TOKENS, RowPlanner, TokenColumn
+from fastiter._fetch.token_column import MOST_TOKENS, TokenColumn
+from fastiter._fetch.token_rows import RowPlanner
 from fastiter._util.arguments import (
     checked_flag,
     checked_int,

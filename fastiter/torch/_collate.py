@@ -32,7 +32,7 @@ from fastiter._ring.schema import (
 from fastiter._workers.batch_converter import ConcatConverter
 from fastiter._workers.row_writer import RowWriter
 from fastiter.datasets.arrow_dataset import ArrowDataset
-from fastiter.iterators._source import ConcatOptions, concat_of
+from fastiter.iterators._batch_maker import ConcatOptions, concat_of
 
 _COLUMNS = {ARRAY, INT, FLOAT, BOOL, SCALAR}
 # Entries of torch's table whose work columns do, unless the program has put others there.

@@ -9,7 +9,7 @@ from torch.utils.data import default_collate
 
 from fastiter.datasets._arrow_sources import is_changed
 from fastiter.datasets.arrow_dataset import arrow_source
-from fastiter.iterators._source import concat_of
+from fastiter.iterators._batch_maker import concat_of
 from fastiter.torch._collate import ValueColumns, has_torchs_table
 
 

@@ -102,7 +102,7 @@ class LoaderJob(BatchJob):
         }
 
     def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
-        maker = _BatchMaker(self, arguments.number, len(self.states), end)
+        maker = _WholeBatchMaker(self, arguments.number, len(self.states), end)
         dataset: Any = self.dataset if maker.error is None else _Broken(maker.error)
         if self.seed_examples:
             dataset = Seeded(dataset)
@@ -134,7 +134,7 @@ def _unchanged(examples: Any) -> Any:
     return examples
 
 
-class _BatchMaker:
+class _WholeBatchMaker:
     """Answers requests, as torch's worker does."""
 
     def __init__(self, job: LoaderJob, number: int, n_workers: int, end: WorkerRing) -> None:

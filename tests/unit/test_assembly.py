@@ -97,7 +97,7 @@ def test_rows_of_one_shape_are_copied_and_not_kept():
     batch.put(0, examples)
     assert [sys.getrefcount(image) for image in images] == counts
     assert batch.is_complete
-    assert batch.n_kept == 0
+    assert batch.irregular() == []
     result = assembler.finish(batch)
     assert result[0] is batch.fields[0]
     for field, name in zip(result, ("float32", "int64", "float32"), strict=True):

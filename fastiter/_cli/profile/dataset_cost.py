@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from fastiter._cli.profile.loading import RAISED, UsageError
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
+from fastiter._fetch.reader import DatasetReader, ManyReader
 from fastiter._order.plan import Plan
 from fastiter._threads.pool import thread_times
 from fastiter._util.failures import summary_of
 from fastiter._util.units import nbytes_of
-from fastiter.iterators._source import fetch_examples
 from fastiter.iterators.samplers._orders import joined
 
 _GROUP_SECONDS = 100e-6  # examples that take less are timed in groups
@@ -66,7 +66,9 @@ class Fetcher:
     patience = 10.0  # seconds
 
     def __init__(self, dataset: Any, warn: Callable[[str], None]) -> None:
-        self._dataset, self._getter = dataset, rows_getter(dataset)
+        self._dataset, getter = dataset, rows_getter(dataset)
+        is_single = getter is None
+        self._reader = DatasetReader(dataset) if is_single else ManyReader(dataset, getter)
         self._warn = warn
         self._calls: dict[int, tuple[float, NDArray[np.int64]]] = {}  # beginning, by thread
 
@@ -84,7 +86,7 @@ class Fetcher:
         thread = threading.get_ident()
         self._calls[thread] = (time.perf_counter(), indices)
         try:
-            return fetch_examples(self._dataset, self._getter, indices.tolist(), ((0, 0), plan), 0)
+            return self._reader.examples(indices, ((0, 0), plan))[0]
         finally:
             del self._calls[thread]
 

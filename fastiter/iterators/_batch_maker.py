@@ -1,10 +1,10 @@
-"""Batches of a dataset, made in the calling thread; examples and converters for the others."""
+"""Makes batches of a dataset in the calling thread; knows the converter for all iterators."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastiter._collate import collate
@@ -17,12 +17,10 @@ from fastiter._fetch.dataset_access import (
     PlainColumns,
     column_getter,
     columns_of,
-    plain_columns,
-    rows_getter,
 )
+from fastiter._fetch.reader import DatasetReader, reader_of
 from fastiter._fetch.seeded import SeededCall, SeededExamples
-from fastiter._order.example_context import Counter, ExampleContext
-from fastiter._util.failures import Failure, FailurePolicy, capture_row, is_skippable
+from fastiter._util.failures import Failure, FailurePolicy, is_skippable
 from fastiter.dataset.convert import concat_examples
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from fastiter._order.plan import Plan
     from fastiter._plan.state import Indices
 
-_UNKNOWN: Any = object()
 _KEYWORDS = {"padding", "copy", "max_length", "pad_to_multiple", "return_lengths"}
 
 
@@ -91,7 +88,7 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-class Source:
+class BatchMaker:
     """Makes batches of a dataset, without examples where the result is the same."""
 
     def __init__(
@@ -115,7 +112,7 @@ class Source:
         self.takes_device = self.concat is None and self.converter is converter
         if seeding is not None and self.converter is not None and self.concat is None:
             self.converter = SeededCall(self.converter, seeding)
-        self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
+        self._reader: DatasetReader | None = None  # found out with the first batch
         self._gatherer: ColumnGatherer | None = None
         #: makes a batch at once, or returns None; None if it is not known to be of use
         self.gather: Callable[[Any], Any] | None = None
@@ -129,16 +126,16 @@ class Source:
             arrays = self._arrays(indices, self.concat, policy is not None)
             if arrays is not None:
                 return self.sent(arrays)
-        if policy is None:
-            examples = self.examples(indices, (seed, plan))
-        else:
-            found, failures = self.each(indices, (seed, plan))
-            if failures:
-                replaced = policy.resolve(plan, failures)
-                if isinstance(replaced, Failure):
-                    return replaced
-                found = dict(sorted({**found, **replaced}.items()))
-            examples = list(found.values())
+        examples, failures = self.reader().examples(indices, (seed, plan), policy is not None)
+        if failures:
+            assert policy is not None
+            replaced = policy.resolve(plan, failures)
+            if isinstance(replaced, Failure):
+                return replaced
+            failed = {failure.row for failure in failures}
+            rows = [row for row in range(len(indices)) if row not in failed]
+            found = {**dict(zip(rows, examples, strict=True)), **replaced}
+            examples = [found[row] for row in sorted(found)]
         if self.converter is None:
             return examples
         known = indices if len(examples) == len(indices) else None  # rows may have failed
@@ -160,65 +157,12 @@ class Source:
         batch = self.converter(examples, self._device)
         return batch if self.takes_device else self.sent(batch)
 
-    def examples(self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0) -> list[Any]:
-        """Fetch the examples at ``indices``, int64[n], contiguous: those of a plan from row
-        ``first`` on. ``origin``: seed and plan."""
-        if self._plain is not None:
-            examples = self._examples_of_columns(indices)
-            if examples is not None:
-                return examples
-        return fetch_examples(self.dataset, self._rows_getter, indices.tolist(), origin, first)
-
-    def each(
-        self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0
-    ) -> tuple[dict[int, Any], list[Failure]]:
-        """Fetch the examples as `examples` does: those that do not fail by row, and the failures.
-
-        If a call for many fails, each of its examples is fetched by itself. GeneratorExit,
-        KeyboardInterrupt and SystemExit pass.
-        """
-        examples = self._examples_of_columns(indices)
-        if examples is not None:
-            return dict(enumerate(examples, first)), []
-        getter = self._rows_getter
-        if getter is None:
-            return _fetch_each(self.dataset, indices.tolist(), origin, first)
-        found: dict[int, Any] = {}
-
-        def fetch() -> None:
-            fetched = fetch_examples(self.dataset, getter, indices.tolist(), origin, first)
-            found.update(enumerate(fetched, first))
-
-        failure = capture_row(fetch, lambda: (f"dataset index {indices[0]}", first))
-        if failure is None:
-            return found, []
-        if len(indices) == 1 or not failure.is_skippable:
-            return {}, [failure]
-        failure.clear()
-        failures: list[Failure] = []
-        for place in range(len(indices)):
-            one = self.each(indices[place : place + 1], origin, first + place)
-            found.update(one[0])
-            failures += one[1]
-        return found, failures
-
-    def _examples_of_columns(self, indices: Indices) -> list[Any] | None:
-        """Examples of a dataset of columns; None if the dataset itself has to make them, or has to
-        raise what is wrong with one."""
-        plain = self.plain()
-        try:
-            return None if plain is None else plain.reader.examples(indices)
-        except (OSError, ValueError):
-            return None
-
-    @property
-    def gives_many(self) -> bool:
-        """Whether one call of the dataset fetches many examples."""
-        return self.plain() is not None or self._rows_getter is not None
-
-    @functools.cached_property
-    def _rows_getter(self) -> Callable[[list[int]], list[Any]] | None:
-        return rows_getter(self.dataset)
+    def reader(self) -> DatasetReader:
+        """What reads the dataset now: its arrays may have been replaced."""
+        reader = self._reader
+        if reader is None or not (reader.columns is None or reader.columns.is_current):
+            reader = self._reader = reader_of(self.dataset)
+        return reader
 
     @functools.cached_property
     def _column_getter(self) -> Callable[[list[int]], tuple[Any, ...]] | None:
@@ -226,10 +170,7 @@ class Source:
 
     def plain(self) -> PlainColumns | None:
         """Return the dataset's arrays if it consists of them, else None."""
-        plain = self._plain
-        if plain is _UNKNOWN or (plain is not None and not plain.is_current):
-            plain = self._plain = plain_columns(self.dataset)
-        return plain
+        return self.reader().columns
 
     def _arrays(self, indices: Indices, concat: ConcatOptions, tolerates: bool) -> Any:
         """Return the batch if it can be made without examples. ``tolerates``: None too if the
@@ -297,50 +238,3 @@ def fills_suit(plain: PlainColumns, padding: Padding) -> bool:
     if not padding.only_fills or isinstance(padding.padding, (tuple, dict)):
         return False
     return all(fill_casts(padding.padding, dtype) for dtype in plain.reader.dtypes)
-
-
-def fetch_examples(
-    dataset: Any,
-    getter: Callable[[list[int]], list[Any]] | None,
-    indices: list[int],
-    origin: tuple[Seed, Plan],
-    first: int,
-) -> list[Any]:
-    """Get the examples at ``indices``, by one call where there is a `rows_getter`."""
-    if getter is not None:
-        rows = range(first, first + len(indices))
-        return ExampleContext(*origin, None, rows).run(getter, indices)
-    counter = Counter(indices, first)
-
-    def fetch() -> list[Any]:
-        return [dataset[index] for index in counter.values]
-
-    return ExampleContext(*origin, counter).run(fetch)
-
-
-def _fetch_each(
-    dataset: Any, indices: list[int], origin: tuple[Seed, Plan], first: int
-) -> tuple[dict[int, Any], list[Failure]]:
-    """`Source.each` for a dataset that gives one example at a time."""
-    examples: list[Any] = []
-    failures: list[Failure] = []
-    counter = Counter(indices, first)
-
-    def fetch_rest() -> None:
-        for index in counter.values:
-            examples.append(dataset[index])
-
-    def failing_row() -> tuple[str, int]:
-        return f"dataset index {indices[counter.row - first]}", counter.row
-
-    def fetch_all() -> None:
-        while len(examples) + len(failures) < len(indices):
-            if (failure := capture_row(fetch_rest, failing_row)) is not None:
-                failures.append(failure)
-
-    ExampleContext(*origin, counter).run(fetch_all)
-    rows: Sequence[int] = range(first, first + len(indices))
-    if failures:
-        failed = {failure.row for failure in failures}
-        rows = [row for row in rows if row not in failed]
-    return dict(zip(rows, examples, strict=True)), failures

@@ -1,5 +1,20 @@
-# Rows that one process fetches and another one writes: a part of row_writer.pyx, since a module of
-# its own would take 30 KB of the wheel. `fastiter.ray` has both processes.
+"""Rows that one process fetches, and another one writes: what both of them do."""
+
+cimport numpy as cnp
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from fastiter._clib.csrc cimport *
+from fastiter._clib.numpy_api cimport bytes_of
+from fastiter._order.plan cimport Plan
+from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, WorkerRing
+from fastiter._ring.parent cimport BatchScheduler, Lease
+from fastiter._ring.schema cimport OBJECT, RAGGED, TEXT, Field, entry_of
+from fastiter._workers.row_writer cimport RowWriter
+
+import numpy
+
+cnp.import_array()
+
 
 cdef class PartWriter(RowWriter):
     """Takes ranges of rows that others fetch, many at a time, and writes what comes back; or, in

@@ -1,0 +1,15 @@
+from libc.stdint cimport int64_t, uint32_t
+
+from fastiter._ring.schema cimport RowSink
+
+cdef class DatasetReader:
+    cdef readonly object dataset
+    cdef readonly object columns  # `PlainColumns`, where rows are gathered from these; or None
+    cdef readonly object getter  # where one call fetches many examples; or None
+    cdef int read(self, RowSink sink, uint32_t first, uint32_t count) except -1
+
+cdef class ManyReader(DatasetReader):
+    pass
+
+cdef class ColumnsReader(DatasetReader):
+    cdef object gatherer  # the `ColumnReader`

@@ -1,0 +1,41 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self, disjoint_base
+
+from fastiter._fetch.dataset_access import PlainColumns
+from fastiter._ring.schema import RowSink
+from fastiter._util.failures import Failure
+
+@disjoint_base
+class ListSink(RowSink):
+    def __new__(cls, indices: NDArray[np.int64], origin: Any, tolerates: bool) -> Self: ...
+    found: list[Any]
+    failures: list[Failure]
+
+@disjoint_base
+class DatasetReader:
+    def __init__(self, dataset: Any) -> None: ...
+    dataset: Any
+    columns: PlainColumns | None
+    getter: Any
+    def fill(self, sink: RowSink, first: int, count: int) -> None: ...
+    def examples(
+        self,
+        indices: NDArray[np.int64],
+        origin: Any,
+        tolerates: bool = False,
+        first: int = 0,
+        stop: int | None = None,
+    ) -> tuple[list[Any], list[Failure]]: ...
+
+@disjoint_base
+class ManyReader(DatasetReader):
+    def __init__(self, dataset: Any, getter: Any) -> None: ...
+
+@disjoint_base
+class ColumnsReader(DatasetReader):
+    def __init__(self, dataset: Any, columns: PlainColumns) -> None: ...
+
+def reader_of(dataset: Any) -> DatasetReader: ...

@@ -1,0 +1,204 @@
+"""The rows of the batch in the slot of a worker's claim: written, and read when all are done."""
+
+import pickle
+
+cimport cython
+cimport numpy as cnp
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from fastiter._clib.csrc cimport *
+from fastiter._clib.numpy_api cimport bytes_of
+from fastiter._ring.arena cimport WorkerRing
+from fastiter._ring.parent cimport Lease
+from fastiter._ring.schema cimport MOST_NDIM, Field, SlotWriter, entry_of
+
+from fastiter._ring import row_reader
+from fastiter._ring.serialization import Packed, unpack
+from fastiter._util.failures import dump
+from fastiter.errors import OverwrittenError
+
+cnp.import_array()
+
+
+cdef class SlotRows(SlotWriter):
+    """Writes the rows of a claim, by the schema of its slot, and reads those that are done. Used by
+    one thread of one worker process."""
+
+    def __cinit__(self, *_):
+        self.schema_number = -1
+
+    @cython.final
+    cdef int64_t index_of(self, uint32_t row) noexcept:
+        return fi_row_index(self.end.worker.ring, self.end.claim.slot, row)[0]
+
+    @cython.final
+    cdef object request(self):
+        """The request in the plan of the current batch, besides its indices, or None."""
+        cdef WorkerRing end = self.end
+        cdef uint64_t offset = 0, size = 0
+        if fi_slot_request(end.worker.ring, end.claim.slot, &offset, &size) != FI_OK:
+            raise OverwrittenError("shared memory was overwritten: the place of a request")
+        if size == 0:
+            return None
+        part = PyBytes_FromStringAndSize(end.payload(offset + size) + offset, size)
+        return unpack(memoryview(bytearray(part)),
+                      fi_place_seed(end.claim.q, 0, FI_PACKED_REQUEST))
+
+    # ---- written
+
+    @cython.final
+    cdef uint32_t store(self, uint32_t row, object example) except 0:
+        self.load_schema()
+        if self.write_into_slot(row, example):
+            return FI_ROW_OK
+        self.end.pack_row(Packed(example), row, FI_PACKED_EXAMPLE)
+        return FI_SPILL
+
+    @cython.final
+    cdef int load_schema(self) except -1:
+        """Uses the slot's schema from now on."""
+        cdef uint32_t number = fi_slot_schema(self.end.worker.ring, self.end.claim.slot)
+        if number == self.schema_number:
+            return 0
+        self.use_schema(None)
+        self.row_bytes = 0
+        try:
+            record = self.end.arena.schema_record(number)
+            if record:  # number 0 stays empty: nothing is known yet, everything is spilled
+                self.use_schema(pickle.loads(record))
+                self.row_bytes = self.schema.row_bytes
+        except Exception:
+            pass  # a type that cannot be imported here, or a corrupt record: rows are spilled
+        self.schema_number = number
+        return 0
+
+    @cython.final
+    cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
+        fi_entry_set(self.end.worker.ring, self.end.claim.slot, row, 0, 0)
+        try:
+            dumped = dump(error)
+            try:
+                self.end.pack_row(Packed(dumped), row, FI_PACKED_ERROR)
+            except MemoryError:  # the traceback is the most of it
+                pickled, summary, _, *rest = dumped
+                self.end.pack_row(Packed((pickled, summary, summary, *rest)), row, FI_PACKED_ERROR)
+        except BaseException:  # no memory even for that, or it has no text: the fact has to do
+            pass
+        return FI_ERROR
+
+    # ---- read
+
+    @property
+    def slot_schema(self):
+        """The slot's schema, or None."""
+        self.load_schema()
+        return self.schema
+
+    def good_rows(self):
+        """Numbers of the rows in the columns of the slot's schema, None for all; empty if there are
+        others that have not failed."""
+        cdef WorkerRing end = self.end
+        cdef uint32_t row, code
+        cdef list rows = []
+        for row in range(end.claim.n):
+            code = fi_row_code(end.worker.ring, end.claim.slot, row, end.claim.q)
+            if code == FI_ROW_OK:
+                rows.append(row)
+            elif code == FI_SPILL:
+                return []
+        return None if len(rows) == <Py_ssize_t>end.claim.n else rows
+
+    def examples(self, bint tolerates):
+        """Private copies of the examples of the batch; None if there are none, or, unless that is
+        tolerated, a row has failed."""
+        cdef WorkerRing end = self.end
+        cdef Lease lease = Lease.__new__(Lease)
+        cdef uint64_t committed = 0
+        cdef uint32_t row, code
+        cdef dict irregular = {}
+        cdef set failed = set()
+        end.whole_payload(&committed)
+        lease.point_at(end.arena, end.claim.slot, end.claim.q, committed)
+        lease.rows = end.claim.n
+        for row in range(end.claim.n):
+            code = fi_row_code(end.worker.ring, end.claim.slot, row, end.claim.q)
+            if code == FI_SPILL:
+                irregular[row] = lease.load(row, FI_PACKED_EXAMPLE, True)
+            elif code != FI_ROW_OK:
+                if not tolerates:
+                    return None
+                failed.add(row)
+        if len(failed) == end.claim.n:
+            return None
+        lease.schema = self.slot_schema
+        if lease.schema is None:
+            return [irregular[row] for row in range(end.claim.n) if row not in failed]
+        return row_reader.read(lease, True, irregular, failed)
+
+    def put_result(self, packed, bint failed):
+        """Writes the converter's result, or its exception, into the slot."""
+        self.end.pack_row(
+            packed, FI_WHOLE_BATCH, FI_PACKED_FAILURE if failed else FI_PACKED_RESULT)
+
+    # ---- ragged fields
+
+    @cython.final
+    cdef bint pad_field(self, Field *f, list rows, object fill, int64_t max_length,
+                        int64_t multiple) except -1:
+        cdef Py_ssize_t n = self.end.claim.n if rows is None else len(rows), i
+        cdef uint64_t committed = 0
+        cdef char *payload = self.end.whole_payload(&committed)
+        cdef char *place
+        cdef int64_t shape[MOST_NDIM]
+        cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array
+        cdef uint64_t size, offset
+        cdef int axis
+        cdef const char *fill_bytes = payload  # not read if there is no fill value
+        cdef const void **sources = <const void **>PyMem_Malloc(n * (1 + f.ndim) * sizeof(int64_t))
+        cdef int64_t *shapes = <int64_t *>(sources + n)
+        if sources == NULL:
+            raise MemoryError()
+        try:
+            if not self.find_ragged(f, payload, committed, rows, sources, shapes):
+                return False
+            for i in range(n if max_length >= 0 else 0):
+                shapes[i * f.ndim] = min(shapes[i * f.ndim], max_length)
+            if fi_pad_shape(shape, f.ndim, shapes, n) != FI_OK:
+                return False
+            if fill is None:
+                for i in range(n * f.ndim):
+                    if shapes[i] != shape[i % f.ndim]:
+                        return False
+            else:
+                fill_bytes = bytes_of(<cnp.PyArrayObject *>fill)
+                shape[0] = (shape[0] + multiple - 1) // multiple * multiple
+            size = fi_array_bytes(shape, f.ndim, n * f.itemsize)
+            if size == <uint64_t>-1:
+                return False
+            offset = self.end.heap_take(size)
+            place = self.end.place(offset)
+            with nogil:
+                fi_pad(place, shape, f.ndim, f.itemsize, sources, shapes, n, fill_bytes)
+            entry[0] = <int64_t>offset
+            for axis in range(f.ndim):
+                entry[1 + axis] = shape[axis]
+            return True
+        finally:
+            PyMem_Free(sources)
+
+    @cython.final
+    cdef bint find_ragged(self, Field *f, char *payload, uint64_t committed, list rows,
+                          const void **sources, int64_t *shapes) except -1:
+        """Where the arrays of these rows lie, and their shapes; False if an entry is corrupt."""
+        cdef Py_ssize_t place
+        if rows is None:
+            return fi_ragged_rows(payload, committed, payload + f.offset, f.stride, f.ndim,
+                                  f.itemsize, self.end.claim.n, sources, shapes) == FI_OK
+        for place in range(len(rows)):
+            if fi_ragged_rows(payload, committed, <char *>entry_of(f, payload, rows[place]),
+                              f.stride, f.ndim, f.itemsize, 1, sources + place,
+                              shapes + place * f.ndim) != FI_OK:
+                return False
+        return True
