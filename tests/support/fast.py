@@ -16,9 +16,10 @@ import pytest
 FOLDERS = {"cli", "cluster", "packaging", "process", "torch_loader"}
 #: Names by which code of tests starts a process, of Python, of fastiter and of the tests' support.
 STARTERS = {
-    *("MultiprocessIterator", "multiprocess_reader", "RemoteWorkers"),
+    *("DataLoader", "MultiprocessIterator", "multiprocess_reader", "RemoteWorkers"),
     *("Popen", "Pool", "Process", "ProcessPoolExecutor", "fork", "subprocess", "system"),
     *("get_context", "in_child", "run_in_fork", "programs", "run_script", "start_script"),
+    *("n_processes", "num_workers"),
     *("processes", "spawn", "forkserver", "make_started", "output_of"),
 }
 #: Parameters of tests that name processes, or a library that takes seconds to import.
@@ -75,6 +76,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
         elif isinstance(constant, str) and constant in STARTERS:
             yield constant
+        elif isinstance(constant, tuple):  # names of arguments, for one
+            yield from (word for word in constant if isinstance(word, str))
 
 
 def children() -> set[str]:
