@@ -40,7 +40,7 @@ CEILINGS = {
     "_engine": 370,
     "_fetch": 3_950,
     "_order": 1_920,
-    "_plan": 1_860,
+    "_plan": 1_850,
     "_ring": 3_450,
     "_stats": 1_370,
     "_threads": 1_450,
