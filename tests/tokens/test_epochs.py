@@ -123,7 +123,7 @@ def test_a_resume_plans_the_window_of_its_position_alone(packing, num_ranks):
         state = json.loads(json.dumps(far.state_dict()))
         ahead = copy.copy(far)
         rows = [next(ahead)["input_ids"], next(ahead)["input_ids"]]
-        position = state["current_position"]
+        position = state["position"]
         known = packed(packing=packing).__fastiter_epochs__().rows_of(state["epoch"])
         if position + 4 < len(known):
             windows = {known.window_of(row)[0] for row in (position, position + 4)}
@@ -169,9 +169,9 @@ def test_a_state_whose_window_is_wrong_is_refused():
         next(iterator)
     state = iterator.state_dict()
     for window in ([1, 10**6], [-1, 0], [1], "no", None):
-        with pytest.raises(ValueError, match="cuts"):
+        with pytest.raises(ValueError, match="'cut' cannot be read"):
             SerialIterator(packed(), 4).load_state_dict(
-                {**state, "cuts": {**state["cuts"], "window": window}}
+                {**state, "cut": {**state["cut"], "window": window}}
             )
 
 

@@ -204,7 +204,7 @@ def test_a_snapshot_without_a_seed_leaves_it(save, load):
     other = SerialIterator(Draws(), 4, shuffle=False)
     load(other, stored, strict=False)
     state = iterator.state_dict()
-    del state["example_seed"]
+    del state["seed"]
     other.load_state_dict(state)
 
 
@@ -213,8 +213,8 @@ def test_a_seed_that_is_none_is_refused(wrong):
     iterator = SerialIterator(Draws(), 4, shuffle=False)
     next(iterator)
     before = iterator.state_dict()
-    with pytest.raises(ValueError, match="example_seed"):
-        iterator.load_state_dict({**before, "current_position": 0, "example_seed": wrong})
+    with pytest.raises(ValueError, match="seed is"):
+        iterator.load_state_dict({**before, "position": 0, "seed": wrong})
     assert iterator.state_dict() == before
 
 
@@ -224,11 +224,11 @@ def test_datasets_within_datasets():
         return inner, example_rng().integers(2**62)
 
     iterator = SerialIterator(Calling(pair, N), 3, shuffle=False)
-    seed = iterator.state_dict()["example_seed"]
+    seed = iterator.state_dict()["seed"]
     for inner, _ in taken(iterator, 4):
         assert inner == expected(9, 2, 1)
     assert len({number for _, number in taken(iterator, 3)}) == 9
-    assert iterator.state_dict()["example_seed"] == seed
+    assert iterator.state_dict()["seed"] == seed
 
 
 def test_the_index_is_the_one_that_the_iterator_asked_for():
