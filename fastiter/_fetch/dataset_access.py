@@ -149,11 +149,6 @@ class PlainColumns(NamedTuple):
         """As a `Schema` has it."""
         return {tuple: TUPLE, dict: DICT}.get(self.mode, BARE)
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the dataset still consists of these arrays."""
-        return all(delegate.dataset is dataset for delegate, dataset in self.delegates)
-
 
 def plain_columns(dataset: Any) -> PlainColumns | None:
     """The reader of a dataset of arrays of numbers; None for any other dataset."""

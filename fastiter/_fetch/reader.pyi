@@ -20,6 +20,8 @@ class DatasetReader:
     dataset: Any
     columns: PlainColumns | None
     getter: Any
+    @property
+    def is_current(self) -> bool: ...
     def fill(self, sink: RowSink, first: int, count: int) -> None: ...
     def examples(
         self,

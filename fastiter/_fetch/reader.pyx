@@ -77,6 +77,15 @@ cdef class DatasetReader:
                 row += 1
         return 0
 
+    @property
+    def is_current(self):
+        """Whether the dataset still consists of the columns that it had, if it had any."""
+        if self.columns is not None:
+            for delegate, dataset in self.columns.delegates:
+                if delegate.dataset is not dataset:
+                    return False
+        return True
+
     def fill(self, RowSink sink, uint32_t first, uint32_t count):
         self.read(sink, first, count)
 
@@ -163,7 +172,10 @@ cdef class ColumnsReader(DatasetReader):
 
     def examples(self, indices, tuple origin, bint tolerates=False, first=0, stop=None):
         try:
-            found = self.gatherer.examples(indices[first:stop])
+            if first > 0 or stop is not None:
+                found = self.gatherer.examples(indices[first:stop])
+            else:
+                found = self.gatherer.examples(indices)
         except (OSError, ValueError):
             found = None
         if found is None:

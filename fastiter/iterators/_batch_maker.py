@@ -160,7 +160,7 @@ class BatchMaker:
     def reader(self) -> DatasetReader:
         """What reads the dataset now: its arrays may have been replaced."""
         reader = self._reader
-        if reader is None or not (reader.columns is None or reader.columns.is_current):
+        if reader is None or not reader.is_current:
             reader = self._reader = reader_of(self.dataset)
         return reader
 

@@ -21,8 +21,7 @@ from failing import Calling
 from inside import planner_of
 
 from fastiter import MultithreadIterator, SerialIterator, concat_examples
-from fastiter._ring import serialization
-from fastiter._threads import collator
+from fastiter._ring import infer_schema, serialization
 from fastiter._util.concurrency import WeakObjects
 from fastiter.datasets import open_pickle_dataset, open_pickle_dataset_writer
 from fastiter.reader import cache
@@ -143,8 +142,8 @@ def test_a_child_forked_by_the_dataset_is_still_in_next():
 
 def test_a_child_forked_while_a_thread_learns_the_fields(monkeypatch):
     gate = Gate()
-    derive = collator.derive_schema
-    monkeypatch.setattr(collator, "derive_schema", lambda *given: (gate(), derive(*given))[1])
+    derive = infer_schema.derive_schema
+    monkeypatch.setattr(infer_schema, "derive_schema", lambda *given: (gate(), derive(*given))[1])
     with MultithreadIterator(range(8), 4, shuffle=False, converter=concat_examples) as iterator:
         with gate.held(lambda: next(iterator)):
             assert in_child(lambda: next(iterator).tolist() == [0, 1, 2, 3]) == 0
