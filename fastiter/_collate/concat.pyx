@@ -20,7 +20,7 @@ from fastiter._clib.numpy_api cimport (
     base_of, bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of)
 from fastiter._clib.objects cimport *
 from fastiter._clib.numbers cimport *
-from fastiter._ring.parent cimport Lease
+from fastiter._ring.lease cimport Lease
 from fastiter._ring.row_reader cimport column
 from fastiter._ring.schema cimport ARRAY, MOST_NDIM, NUMBER, STACKABLE, Field, Schema, dtype_traits
 from fastiter._clib.borrowed cimport *

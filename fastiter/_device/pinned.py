@@ -12,7 +12,7 @@ import numpy as np
 
 from fastiter._device.cupy import on_device
 from fastiter._ring.arena import Arena
-from fastiter._ring.parent import Lease
+from fastiter._ring.lease import Lease
 from fastiter._util.warn import warn_caller
 
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process

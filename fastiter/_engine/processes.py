@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
     from fastiter._order.plan import Plan, PlanQueue
     from fastiter._ring.arena import Arena
-    from fastiter._ring.parent import Lease
+    from fastiter._ring.lease import Lease
     from fastiter._stats.timer import Timer
     from fastiter._stats.trace import WorkerTraces
     from fastiter._workers.pool import Pool

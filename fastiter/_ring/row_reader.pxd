@@ -1,4 +1,4 @@
-from fastiter._ring.parent cimport Lease
+from fastiter._ring.lease cimport Lease
 from fastiter._ring.schema cimport Field
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastiter._ring.parent import Lease
+from fastiter._ring.lease import Lease
 from fastiter._ring.schema import _Node
 
 __pyx_capi__: dict[str, object]  # what other compiled modules call

@@ -16,7 +16,7 @@ from libc.string cimport memmove
 from fastiter._clib.csrc cimport FI_CONVERTED_FIELDS, FI_PACKED_FIELD, fi_array_bytes
 from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, new_array, scalar_of, set_base
 from fastiter._clib.objects cimport fi_new_tuple
-from fastiter._ring.parent cimport Lease
+from fastiter._ring.lease cimport Lease
 from fastiter._ring.schema cimport (
     MOST_NDIM, Field, Schema, ARRAY, BARE, BOOL, DICT, FLOAT, INT, LIST, NAMED,
     OBJECT, RAGGED, SCALAR, TEXT, TREE, TUPLE, entry_of)

@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport bytes_of
 from fastiter._ring.arena cimport WorkerRing
-from fastiter._ring.parent cimport Lease
+from fastiter._ring.lease cimport Lease
 from fastiter._ring.schema cimport MOST_NDIM, Field, SlotWriter, entry_of
 
 from fastiter._ring import row_reader

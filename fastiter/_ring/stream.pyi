@@ -3,7 +3,8 @@ from typing import Any
 from typing_extensions import Self, disjoint_base
 
 from fastiter._ring.arena import Arena, WorkerRing
-from fastiter._ring.parent import Lease, ParentRing
+from fastiter._ring.lease import Lease
+from fastiter._ring.parent import ParentRing
 from fastiter._ring.schema import SlotWriter
 
 @disjoint_base

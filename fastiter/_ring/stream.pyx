@@ -16,7 +16,8 @@ from libc.string cimport memcpy
 from fastiter._clib.csrc cimport *
 from fastiter._clib.status cimport check
 from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, Arena, WorkerRing
-from fastiter._ring.parent cimport Lease, ParentRing
+from fastiter._ring.lease cimport Lease
+from fastiter._ring.parent cimport ParentRing
 from fastiter._ring.row_reader cimport read_example
 from fastiter._ring.schema cimport ARRAY, BARE, OBJECT, RAGGED, Schema, SlotWriter
 

@@ -11,7 +11,7 @@ from fastiter._collate.columns import Step, steps_for
 from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import Padding
 from fastiter._ring import row_reader
-from fastiter._ring.parent import Lease
+from fastiter._ring.lease import Lease
 from fastiter._ring.schema import Schema
 from fastiter._ring.serialization import Packed
 from fastiter._util.failures import dump

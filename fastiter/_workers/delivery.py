@@ -9,7 +9,7 @@ from fastiter._clib import status
 from fastiter._collate.numpy_fallback import Indices
 from fastiter._order.plan import Plan
 from fastiter._ring import row_reader
-from fastiter._ring.parent import Lease
+from fastiter._ring.lease import Lease
 from fastiter._util.failures import Failure, load
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.crash_counts import CrashCounts, Exit

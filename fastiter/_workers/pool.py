@@ -15,7 +15,7 @@ from fastiter._clib import status
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter._ring.arena import Arena
 from fastiter._ring.infer_schema import ColumnLearner
-from fastiter._ring.parent import BatchScheduler
+from fastiter._ring.scheduler import BatchScheduler
 from fastiter._ring.schema import MOST_FIELDS, Schema
 from fastiter._stats.autotune import private_bytes
 from fastiter._stats.stats import LoaderStats, worker_stats

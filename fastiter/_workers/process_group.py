@@ -24,7 +24,8 @@ import numpy as np
 
 from fastiter._clib import status
 from fastiter._ring.arena import Arena
-from fastiter._ring.parent import ParentRing, begin_anew, fork_begins, fork_ended, this_thread
+from fastiter._ring.lease import begin_anew, fork_begins, fork_ended, this_thread
+from fastiter._ring.parent import ParentRing
 from fastiter._util import fds
 from fastiter._util.concurrency import WeakObjects
 from fastiter._util.start_default import default_method_kept

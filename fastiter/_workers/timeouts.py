@@ -12,7 +12,8 @@ from fastiter._workers.process import NO_STEP, STUCK_SECONDS, Overrun
 from fastiter.errors import TimeoutWarning
 
 if TYPE_CHECKING:
-    from fastiter._ring.parent import BatchScheduler, Report
+    from fastiter._ring.parent import Report
+    from fastiter._ring.scheduler import BatchScheduler
     from fastiter._workers.process import WorkerProcess
     from fastiter._workers.process_group import WorkerGroup
 

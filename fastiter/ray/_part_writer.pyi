@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from typing_extensions import disjoint_base
 
 from fastiter._order.plan import Plan
-from fastiter._ring.parent import BatchScheduler
+from fastiter._ring.scheduler import BatchScheduler
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.row_writer import RowWriter
 

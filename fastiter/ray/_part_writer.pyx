@@ -7,7 +7,8 @@ from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport bytes_of
 from fastiter._order.plan cimport Plan
 from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, WorkerRing
-from fastiter._ring.parent cimport BatchScheduler, Lease
+from fastiter._ring.lease cimport Lease
+from fastiter._ring.scheduler cimport BatchScheduler
 from fastiter._ring.schema cimport OBJECT, RAGGED, TEXT, Field, entry_of
 from fastiter._workers.row_writer cimport RowWriter
 

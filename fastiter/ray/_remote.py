@@ -21,7 +21,7 @@ from fastiter._clib import status
 from fastiter._order import example_context
 from fastiter._order.plan import Plan
 from fastiter._ring.arena import Arena, WorkerRing
-from fastiter._ring.parent import BatchScheduler
+from fastiter._ring.scheduler import BatchScheduler
 from fastiter._ring.serialization import unpack
 from fastiter._util import failures
 from fastiter._workers import main, thread_limits

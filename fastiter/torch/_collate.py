@@ -15,7 +15,7 @@ from fastiter._collate.padding import Padding
 from fastiter._fetch.dataset_access import is_arrow
 from fastiter._ring import row_reader
 from fastiter._ring.infer_schema import derive_schema, derive_tree
-from fastiter._ring.parent import Lease
+from fastiter._ring.lease import Lease
 from fastiter._ring.schema import (
     ARRAY,
     BARE,

@@ -422,7 +422,7 @@ def test_converters_get_the_examples_that_are_left(make, name, replaces):
 
 
 def test_a_column_with_gaps_closed_is_still_shared_memory():
-    from fastiter._ring.parent import Lease
+    from fastiter._ring.lease import Lease
 
     dataset = Broken(40, range(1, 40, 3))
     iterator = MultiprocessIterator(

@@ -1,0 +1,23 @@
+import threading
+from typing import Any
+
+from typing_extensions import disjoint_base
+
+from fastiter._ring.arena import Arena
+from fastiter._ring.schema import Schema
+
+this_thread: threading.local
+
+def fork_begins() -> None: ...
+def fork_ended() -> None: ...
+def begin_anew() -> None: ...
+
+@disjoint_base
+class Lease:
+    arena: Arena
+    schema: Schema | None
+    rows: int
+    places: list[int] | None
+    flags: int
+    is_copied: bool
+    def load(self, row: int, kind: int, copy: bool) -> Any: ...
