@@ -32,7 +32,6 @@ class DatasetReader:
         stop: int | None = None,
     ) -> tuple[list[Any], list[Failure]]: ...
 
-@disjoint_base
 class ManyReader(DatasetReader):
     def __init__(self, dataset: Any, getter: Any) -> None: ...
 

@@ -10,7 +10,8 @@ from fastiter._ring.schema cimport RowSink
 
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
 from fastiter._order.example_context import ExampleContext
-from fastiter._util.failures import STOPS, Failure, is_skippable
+from fastiter._util.failures import STOPS as _STOPS
+from fastiter._util.failures import Failure, is_skippable
 
 cdef extern from "Python.h":
     PyObject *new_example "PyObject_GetItem"(object, object) except NULL
@@ -47,7 +48,7 @@ cdef class ListSink(RowSink):
         return 0
 
     cdef int fail_row(self, uint32_t row, object error) except -1:
-        if not self.tolerates or isinstance(error, STOPS):
+        if not self.tolerates or isinstance(error, _STOPS):
             raise error
         self.failures.append(Failure.of(error, f"dataset index {self.index}", row))
         return 0

@@ -2,11 +2,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import disjoint_base
 
 from fastiter._order.plan import PlanQueue
 
-@disjoint_base
 class EpochPlanQueue(PlanQueue):
     def counted(self, order: Any, position: int, size: int) -> int: ...
     def n_steps(self, cuts: NDArray[np.int64] | None, position: int, size: int) -> int: ...

@@ -55,7 +55,7 @@ cdef class EpochPlanQueue(PlanQueue):
         cdef Plan plan
         epoch, order, n_drawn = item(state, EPOCH), item(state, ORDER), item(state, N_DRAWN)
         cuts = item(state, CUTS)
-        detail = epoch_detail(state)
+        detail = detail_of(state)
         size = self.counted(order, position, size)
         is_endless = self.is_endless(cuts)
         while True:

@@ -116,4 +116,12 @@ cdef inline void put(object state, Py_ssize_t place, object value) noexcept:
     PyTuple_SET_ITEM(state, place, value)
 
 
-cpdef epoch_detail(state)
+cdef inline object detail_of(object state):
+    """Epochs before a state, with the fraction of the current one."""
+    cdef int64_t epoch = item(state, EPOCH), position = item(state, POSITION)
+    order = item(state, ORDER)
+    if order is not None and not cnp.PyArray_Check(order):
+        share = getattr(order, "share", None)
+        if share is not None:
+            return epoch + share(position)
+    return epoch + position / <double><int64_t>item(state, EPOCH_SIZE)

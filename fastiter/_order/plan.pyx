@@ -37,15 +37,9 @@ def size_within(order, stop):
     return len(order) if within is None else within(stop)
 
 
-cpdef epoch_detail(state):
+def epoch_detail(state):
     """Epochs before a state, with the fraction of the current one."""
-    cdef int64_t epoch = item(state, EPOCH), position = item(state, POSITION)
-    order = item(state, ORDER)
-    if order is not None and not cnp.PyArray_Check(order):
-        share = getattr(order, "share", None)
-        if share is not None:
-            return epoch + share(position)
-    return epoch + position / <double><int64_t>item(state, EPOCH_SIZE)
+    return detail_of(state)
 
 
 @cython.freelist(16)
@@ -310,7 +304,7 @@ cdef class PlanQueue:
                 step = item(other.state, STEP)
                 oldest = step if oldest < 0 else min(oldest, step)
         state, early = self.current, {**self.delivered_early, item(plan.state, STEP): plan.state}
-        detail = epoch_detail(state)
+        detail = detail_of(state)
         for step in sorted(early):
             if 0 <= oldest <= step:
                 break
