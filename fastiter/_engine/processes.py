@@ -130,12 +130,12 @@ class ProcessExecutor:
         overtaking = plans if plans.overtakes() else None
         if overtaking is not None and ring.overtake(plans):
             plan = plans.peek()
-        lease = ring.take()
+        lease = ring.take(plan)
         if lease is not None:
             plan.outcome = self._from_rows(pool, plan, lease)
             return plan
         self._timer.block()
-        while not ring.scheduled:
+        while not ring.holds(plan):
             pool.wait_for_slot()
             ring.top_up(plans)
         pool.wait(overtaking)
@@ -150,7 +150,7 @@ class ProcessExecutor:
         if pool is None or not (pool.ring.scheduled and pool.ring.ready()):
             return None
         plan = pool.ring.scheduled[0]
-        lease = pool.ring.take()
+        lease = pool.ring.take(plan)
         if lease is not None:
             plan.outcome = self._from_rows(pool, plan, lease)
             return plan

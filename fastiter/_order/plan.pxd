@@ -75,6 +75,7 @@ cdef class PlanQueue:
     cdef Plan first(self)
     cpdef bint overtakes(self)
     cdef bring_forward(self, Plan plan)
+    cdef bint lacks_first(self) noexcept
     cpdef Plan ahead(self)
     cdef Plan commit(self)
     cpdef pass_over(self)

@@ -213,6 +213,8 @@ cdef class PlanQueue:
         if plan.outcome is None:
             plan.progress = self.current_progress
             plan.n_dropped = plan.n_valid_dropped = 0
+        elif plan.progress is None:  # it was made before its turn: nothing was decided for it
+            plan.progress = self.current_progress
         return plan
 
     cdef Plan first(self):
@@ -227,14 +229,18 @@ cdef class PlanQueue:
         self.plans.remove(plan)
         self.plans.insert(0, plan)
 
+    cdef bint lacks_first(self) noexcept:
+        """Whether the first plan is not begun."""
+        return bool(self.plans) and not (<Plan>self.plans[0]).is_begun()
+
     cpdef Plan ahead(self):
         """The first plan without work and outcome: the batch to begin next.
 
         At the end of the iteration, or an error, that plan is returned again and again.
         """
         cdef Py_ssize_t count = len(self.plans), i = count
-        # An interrupt may have lost the batch of the first plan alone.
-        if count and not (<Plan>self.plans[0]).is_begun():
+        # An interrupt may have lost a batch before others. It is begun anew when it comes first.
+        if self.lacks_first():
             return <Plan>self.plans[0]
         while i > 0 and not (<Plan>self.plans[i - 1]).is_begun():
             i -= 1

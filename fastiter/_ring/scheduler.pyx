@@ -78,7 +78,7 @@ cdef class BatchScheduler(ParentRing):
         if self.scheduled and (<Plan>self.scheduled[0]).current_work is not self:
             self.reset()  # an interrupt came amid a restart of the plans
         self.collect()
-        while len(self.scheduled) <= self.n_prefetch:
+        while len(self.scheduled) <= self.n_prefetch or plans.lacks_first():
             plan = plans.ahead()
             if plan.indices is None:
                 break
@@ -86,7 +86,7 @@ cdef class BatchScheduler(ParentRing):
                 if not self.schedule(plan, plan is plans.plans[0]):
                     break
             except MemoryError:
-                if self.scheduled:
+                if self.scheduled and not plans.lacks_first():
                     break  # with fewer batches ahead there may be enough
                 raise
         fi_parent_publish(&self.parent)
@@ -292,11 +292,16 @@ cdef class BatchScheduler(ParentRing):
                 waited_for.add(plan.worker)
         return False
 
-    def take(self):
-        """Takes the first batch if it is complete and the columns hold all of it.
+    def holds(self, Plan plan):
+        """Whether the first batch is that of ``plan``."""
+        return bool(self.scheduled) and self.scheduled[0] is plan
 
-        None if it is not complete, has rows beside its columns, or holds what a converter has made;
-        or too few slots would be left to keep prefetching. Nothing has changed then.
+    def take(self, Plan plan):
+        """Takes the batch of ``plan`` if it is the first, complete, and the columns hold all of it.
+
+        None if it is not the first, not complete, has rows beside its columns, or holds what a
+        converter has made; or too few slots would be left to keep prefetching. Nothing has changed
+        then.
         """
         cdef uint32_t slot = 0, flags = 0, irregular = 0, row = 0
         cdef uint64_t word = 0
@@ -305,6 +310,8 @@ cdef class BatchScheduler(ParentRing):
         self.calls += 1
         self.ready_sum += fi_parent_count_ready(parent)
         if not self.fast_path_ok or not self.is_ready(&slot, &flags):
+            return None
+        if self.scheduled[0] is not plan:
             return None
         if flags & ~FI_CONVERTED_FIELDS or (<Plan>self.scheduled[0]).schema is None or (
                 fi_parent_usable(parent) < self.n_prefetch + 1 + self.reserved):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from cupy_standin import CUDARuntimeError
 from device_loops import AHEAD, KINDS, WIDTH, Loop, Rows, build, in_order, wait_for_ready
-from inside import ring_of, slots_of
+from inside import copy_no_more, n_copies_of, ring_of, slots_of
 from warned import make_warnings_errors
 
 from fastiter import concat_examples
@@ -54,10 +54,10 @@ def test_the_next_batch_is_under_way_before_it_is_asked_for(world, build, kind):
     loop.step()
     wait_for_ready(iterator)
     x, _ = loop.step()
-    assert iterator._count_copies() == 1  # batch 2
+    assert n_copies_of(iterator) == 1  # batch 2
     world.machine.go_on()
     world.machine.fail = lambda operation: pytest.fail(operation) if operation == "set" else None
-    iterator._n_device_prefetch = 0  # so that no further one is begun
+    copy_no_more(iterator)
     assert loop.step()[1].content.tolist() == [8, 9, 10, 11]
     assert x.content[0, 0] == 4
 
@@ -70,7 +70,7 @@ def test_none_ahead(world, build, kind):
     for _ in range(5):
         loop.step()
         wait_for_ready(iterator)
-        assert not iterator._count_copies()
+        assert not n_copies_of(iterator)
     loop.check(in_order(5))
 
 

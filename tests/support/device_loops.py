@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from inside import pool_of, ring_of
+from inside import executor_of, pool_of, ring_of
 
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
 
@@ -117,7 +117,7 @@ def in_order(n_batches, size=64, batch_size=4):
 def wait_for_ready(iterator):
     """Until the batches that were not taken over are complete on the host."""
     if isinstance(iterator, MultithreadIterator):
-        for task in list(iterator._tasks):
+        for task in list(executor_of(iterator)._tasks):
             task.wait()
         return
     pool, ring = pool_of(iterator), ring_of(iterator)

@@ -83,3 +83,14 @@ def tuner_of(iterator: Any) -> Any:
 def executor_of(iterator: Any) -> Any:
     """What makes the batches of any iterator."""
     return iterator._executor
+
+
+def n_copies_of(iterator: Any) -> int:
+    """Batches that are being copied to a GPU ahead of the next one."""
+    number: int = iterator._stage._count_begun(iterator._planner)
+    return number
+
+
+def copy_no_more(iterator: Any) -> None:
+    """Have no further batch copied to a GPU ahead of its turn."""
+    iterator._stage._most = 1
