@@ -288,6 +288,7 @@ class WorkersIterator(LoaderIterator):
     def close(self) -> None:
         """End the workers."""
         if "_executor" in self.__dict__:  # else the constructor has failed
+            self._executor.interrupt()
             self._executor.close()
 
     _shutdown_workers = close  # which programs call on torch's iterator
