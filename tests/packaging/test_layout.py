@@ -41,7 +41,7 @@ CEILINGS = {
     "_fetch": 4_220,
     "_order": 2_020,
     "_plan": 1_850,
-    "_ring": 3_770,
+    "_ring": 3_780,
     "_stats": 1_360,
     "_threads": 1_440,
     "_util": 1_110,
