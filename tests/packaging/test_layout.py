@@ -37,7 +37,7 @@ CEILINGS = {
     "_clib": 1_790,
     "_collate": 1_550,
     "_device": 910,
-    "_engine": 1_300,
+    "_engine": 1_310,
     "_fetch": 4_220,
     "_order": 2_020,
     "_plan": 1_850,
