@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fastiter._engine.executor import Around
+from fastiter._engine.executor import WrappingExecutor
 from fastiter._stats.gathering import GatherTrial
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastiter._stats.timer import Timer
 
 
-class Choosing(Around):
+class Choosing(WrappingExecutor):
     """An `Executor` that compares two others: worker processes, and the caller.
 
     The processes make the first batch, so they are started, and an error of their start is raised.

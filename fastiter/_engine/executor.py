@@ -93,7 +93,7 @@ class Executor(Protocol):
         """The records."""
 
 
-class Around:
+class WrappingExecutor:
     """Base of an executor that has another one make batches, and adds something to them."""
 
     def __init__(self, inner: Any) -> None:

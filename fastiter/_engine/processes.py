@@ -226,18 +226,19 @@ class ProcessExecutor:
         self._lock = lock  # the pool stays, whose workers are the parent's
 
     def close(self) -> None:
-        pool = self.pool
-        if pool is None or not pool.is_own:
+        if self.pool is None or not self.pool.is_own:
             return
         with self._lock:
+            pool = self.pool  # `make` in another thread may have started one meanwhile
+            if pool is None:
+                return
             pool.close()
             self._timer.opened = None
-            if self.pool is pool:
-                # The memory goes with the pool, unless a batch is alive.
-                _, inside, _, between, _ = self._timer.read()
-                self._traces = {} if self._timer.trace is None else self.traces()
-                self._last = pool.statistics(inside + between)
-                self.pool = None
+            # The memory goes with the pool, unless a batch is alive.
+            _, inside, _, between, _ = self._timer.read()
+            self._traces = {} if self._timer.trace is None else self.traces()
+            self._last = pool.statistics(inside + between)
+            self.pool = None
 
     def join(self) -> None:
         """All have ended."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastiter._engine.executor import Around, capture_in
+from fastiter._engine.executor import WrappingExecutor, capture_in
 from fastiter._util.failures import capture
 
 if TYPE_CHECKING:
     from fastiter._order.plan import Plan, PlanQueue
 
 
-class StreamExecutor(Around):
+class StreamExecutor(WrappingExecutor):
     """An `Executor` that merges examples of shards, and converts them.
 
     Parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -202,7 +203,7 @@ class ThreadExecutor:
 
     def _running(self) -> Threads:
         threads = self._threads
-        if threads is None:
+        if threads is None or threads.pid != os.getpid():  # a child has none of its parent's
             threads = self._threads = Threads(self._all_counters, self._lock, self._limit)
             self._timer.open(functools.partial(_note_start, self._all_counters))
         return threads
@@ -275,7 +276,7 @@ class ThreadExecutor:
             task.abort()
 
     def after_fork(self, lock: Any) -> None:
-        self._lock, self._threads = lock, None
+        self._lock = lock
 
     def close(self) -> None:
         """As in `Executor`; takes no lock. Threads end after the example that they fetch."""
