@@ -34,3 +34,4 @@ cdef class WorkerRing:
     cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind) except? 0xFFFFFFFFFFFFFFFF
     cdef int pack_row(self, object packed, uint32_t row, uint32_t kind) except -1
+    cdef int pack_error(self, tuple dumped, uint32_t row) except -1

@@ -13,6 +13,7 @@ from posix.unistd cimport _exit, close
 from fastiter._clib.csrc cimport *
 from fastiter._clib.status cimport check
 
+from fastiter._ring.serialization import Packed
 from fastiter._util.fds import closed_by_others
 from fastiter.errors import OverwrittenError
 
@@ -295,4 +296,16 @@ cdef class WorkerRing:
         """Writes a `Packed` object into the heap, in the place of a row."""
         cdef uint64_t offset = self.pack(packed, row, kind)
         fi_entry_set(self.worker.ring, self.claim.slot, row, offset, packed.size)
+        return 0
+
+    cdef int pack_error(self, tuple dumped, uint32_t row) except -1:
+        """As `pack_row` for a result of `failures.dump`, as far as memory allows it: whole, without
+        the traceback, or only how many bytes of the slot that takes."""
+        pickled, summary, _, *rest = dumped
+        for packed in (Packed(dumped), Packed((pickled, summary, summary, *rest))):
+            try:
+                return self.pack_row(packed, row, FI_PACKED_ERROR)
+            except MemoryError:
+                fi_entry_set(self.worker.ring, self.claim.slot, row,
+                             fi_slot_used(self.worker.ring, self.claim.slot) + packed.size, 0)
         return 0

@@ -107,13 +107,14 @@ cdef class Lease:
         """The object that was packed as a whole for a row, or for `WHOLE_BATCH`.
 
         `kind` is PACKED_EXAMPLE or its like. With `copy`, arrays get memory of their own, instead
-        of views of the slot. None is an error of which the worker could not leave even the text.
+        of views of the slot. An error that found no memory is how many bytes were missing for it,
+        one that could not be described an empty tuple, as `failures.load` takes them.
         OverwrittenError if it is not what was packed there; or what the object's class raises.
         """
         cdef uint64_t offset, size
         fi_entry_get(&self.arena.ring, self.slot, row, &offset, &size)
         if size == 0 and kind == FI_PACKED_ERROR:
-            return None
+            return (offset,) if offset > 0 else ()
         return self.load_at(offset, size, row, kind, copy)
 
     cdef object load_at(self, uint64_t offset, uint64_t size, uint32_t row, uint32_t kind,

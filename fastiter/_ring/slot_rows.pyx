@@ -78,13 +78,8 @@ cdef class SlotRows(SlotWriter):
     cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
         fi_entry_set(self.end.worker.ring, self.end.claim.slot, row, 0, 0)
         try:
-            dumped = dump(error)
-            try:
-                self.end.pack_row(Packed(dumped), row, FI_PACKED_ERROR)
-            except MemoryError:  # the traceback is the most of it
-                pickled, summary, _, *rest = dumped
-                self.end.pack_row(Packed((pickled, summary, summary, *rest)), row, FI_PACKED_ERROR)
-        except BaseException:  # no memory even for that, or it has no text: the fact has to do
+            self.end.pack_error(dump(error), row)
+        except BaseException:  # it has no text, or another one came: the fact has to do
             pass
         return FI_ERROR
 

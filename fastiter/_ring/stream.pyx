@@ -72,16 +72,13 @@ cdef class SampleWriter(SlotWriter):
 
     def fail(self, error):
         """Publishes the exception that ended the reader, as a sample; then the end."""
-        packed = Packed(dump(error))
+        dumped = dump(error)
         self.use_schema(None)  # a block without columns needs the least memory
         if self.reader.is_open and self.is_full():
             fi_reader_close(&self.reader, False)
         if not self.begin():
             return
-        try:
-            self.end.pack_row(packed, self.reader.rows, FI_PACKED_ERROR)
-        except MemoryError:  # not even for the text: the parent gets the bare fact
-            fi_entry_set(self.reader.ring, self.reader.slot, self.reader.rows, 0, 0)
+        self.end.pack_error(dumped, self.reader.rows)
         fi_reader_publish(&self.reader, FI_ERROR)
         fi_reader_close(&self.reader, True)
 
@@ -264,7 +261,7 @@ cdef class StreamRing(ParentRing):
                         return None
                     code = fi_stream_row_code(&self.stream, reader, row)
                     if code == FI_ERROR:
-                        return block.lease.load(row, FI_PACKED_ERROR, True) or ()
+                        return block.lease.load(row, FI_PACKED_ERROR, True)
                     try:
                         samples.append(self.read(block, row, code, reader))
                     except Exception:

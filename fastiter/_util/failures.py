@@ -188,15 +188,19 @@ def dump(error: BaseException) -> Dumped:
 
 
 def load(dumped: tuple[Any, ...], facts: str, row: int = -1) -> Failure:
-    """Make a failure of a result of `dump`; an empty tuple gives a failure without a reason.
+    """Make a failure of a result of `dump`; of the number of bytes that were missing for one, or of
+    nothing, where it could not be made.
 
     The exception is of its own type if that can be loaded here too, else a `DatasetError`.
     """
-    if not dumped:
+    if len(dumped) == 1:
         text = (
-            f"an exception in a worker left no reason ({facts}): memory was short, or another "
-            "exception came, while the worker reported it"
+            f"no memory or address space in a worker to report an exception ({facts}): {dumped[0]} "
+            "bytes needed in its slot; reduce batch_size or the examples, or raise RLIMIT_AS"
         )
+        return Failure(MemoryError(text), facts, row, True)
+    if not dumped:
+        text = f"an exception in a worker left no reason ({facts}): describing it raised another"
         return Failure(DatasetError(text), facts, row, True)
     pickled, summary, text, pid, skippable, kind = dumped
     facts = f"{facts}, worker process {pid}"

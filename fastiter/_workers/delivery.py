@@ -39,7 +39,7 @@ def read_irregular(
                 died = crash_error(what, end, plan.label)
                 failures.append(Failure(died, facts, row, is_skippable=True))
             elif code == status.ROW_ERROR:
-                dumped = lease.load(row, status.PACKED_ERROR, True) or ()
+                dumped = lease.load(row, status.PACKED_ERROR, True)
                 failures.append(load(dumped, facts, row))
             else:
                 examples[row] = lease.load(row, status.PACKED_EXAMPLE, lease.is_copied)

@@ -8,6 +8,7 @@ import os
 import pickle
 import queue
 import re
+import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -164,6 +165,29 @@ def test_an_exception_that_tells_nothing_is_an_error_of_its_batch(make):
     iterator = make(Raises(Mute), 4)
     next(iterator)
     with pytest.raises(DatasetError, match=r"left no reason.*index 5\b"):
+        next(iterator)
+    assert indices(next(iterator)) == [8, 9, 10, 11]
+
+
+class NoRoom(Blocks):
+    """Example 4 raises in a process that has no address space left for a slot."""
+
+    def __getitem__(self, index):
+        if index == 4:
+            mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            self.limits = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + (512 << 10), self.limits[1]))
+            raise ValueError("of the dataset")
+        if index == 5:
+            resource.setrlimit(resource.RLIMIT_AS, self.limits)
+        return np.full(3, index)
+
+
+def test_an_exception_without_memory_to_report_it(make):
+    """Its place and what was missing are told; the next batch comes."""
+    iterator = make(NoRoom(16), 4, n_processes=1)
+    next(iterator)
+    with pytest.raises(MemoryError, match=r"index 4\b.* bytes needed in its slot.*RLIMIT_AS"):
         next(iterator)
     assert indices(next(iterator)) == [8, 9, 10, 11]
 
