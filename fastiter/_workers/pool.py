@@ -554,7 +554,7 @@ class Pool:
             if status.now() < worker.ended + UNKILLABLE_SECONDS:
                 continue
             if not worker.is_abandoned:
-                self._group.abandon(worker)
+                worker.abandon()
             losses = self.ring.losses(worker.number)
             for plan in list(self.ring.scheduled):
                 rows = [row for slot, row, q in losses if q == plan.q and slot == plan.slot]

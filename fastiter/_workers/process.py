@@ -1,17 +1,30 @@
-"""One worker process as the program knows it: whether it lives, signals to it, how it ended."""
+"""A worker process as the program knows it: its start, its state, its stack, and its end."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import multiprocessing
 import os
 import select
 import signal
-from collections.abc import Iterable
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from multiprocessing import popen_fork, util
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastiter._clib import status
+from fastiter._ring.lease import this_thread
 from fastiter._util import fds
+from fastiter._util.concurrency import WeakObjects
+from fastiter._util.start_default import default_method_kept
+from fastiter._workers import forkserver
+from fastiter._workers.main import STACK_SIGNAL, ForkedWorker, SpawnedWorker, WorkerArguments, main
+from fastiter._workers.start_method import Start
+
+logger = logging.getLogger("fastiter")
 
 _CLOSING_SECONDS = 0.1  # between the moment that a dying process has closed its files and its end
 #: That SIGKILL takes at most, but for processes that nothing ends.
@@ -21,6 +34,7 @@ STUCK_SECONDS = 0.25
 LEFT = "exited with status 0"
 UNKNOWN_END = "ended with an unknown status"
 
+NO_STACK = "  not available"  # begins what stands in place of a worker's stack
 STOPPED, TRACED = "is stopped", "is traced"
 WAITS = "waits"  # for a lock, an event or a signal, by what the system says
 _WAITS_SECONDS = 0.1  # between two looks at a worker that waits for ever
@@ -30,6 +44,9 @@ _FUTEX = {"x86_64": b"202", "aarch64": b"98", "riscv64": b"98", "ppc64le": b"221
 _PRIVATE, _COMMAND, _WAIT_COMMANDS = 0x80, 0x7F, (0, 6, 9, 13)
 # Letters of proc(5). In D the process waits for a page or a disk.
 _STATES = {b"T": STOPPED, b"t": TRACED, b"D": "waits for the kernel", b"R": "runs"}
+
+_processes: WeakObjects[Any] = WeakObjects()  # of all groups
+_unkillable: WeakObjects[Any] = WeakObjects()
 
 
 class Overrun(NamedTuple):
@@ -196,6 +213,14 @@ class WorkerProcess:
             return f"was killed by {signal.Signals(-code).name}"
         return f"was killed by signal {-code}"
 
+    def abandon(self) -> None:
+        """Gives it up: it does not end by SIGKILL, and nothing waits for it any more."""
+        self.is_abandoned = True
+        _unkillable.add(self.process)
+        # After `shutdown.end_at_exit`, which may find more.
+        util.Finalize(None, _disown, (_unkillable,), exitpriority=5)
+        logger.warning("worker process %d does not end, even by SIGKILL", self.pid)
+
     def release(self) -> None:
         """Reaps the process and closes what belongs to it. The process is dead."""
         self.process.join(1)
@@ -245,3 +270,134 @@ def wait_for(workers: Iterable[WorkerProcess], seconds: float) -> list[WorkerPro
             poll.register(descriptor)
         poll.poll(min(rest, 0.05 if others else rest) * 1000)
     return left
+
+
+def stacks_of(workers: list[WorkerProcess], seconds: float) -> dict[int, str]:
+    """The workers' present Python stacks, by number, also of hanging workers. All are requested
+    at once, and `seconds` limits the wait for all of them."""
+    texts = {worker.stacks: b"" for worker in workers}
+    poll = select.poll()
+    for worker in workers:
+        with contextlib.suppress(OSError):  # there is nothing left of an earlier one
+            while os.read(worker.stacks, 65536):
+                pass
+        worker.send(STACK_SIGNAL)
+        if worker.state() in (STOPPED, TRACED):
+            texts[worker.stacks] = NO_STACK.encode() + b": the process is stopped"
+        else:
+            poll.register(worker.stacks, select.POLLIN)
+    end = status.now() + seconds
+    while (rest := end - status.now()) > 0:
+        is_complete = all(texts.values())
+        found = poll.poll(min(rest, 0.02 if is_complete else rest) * 1000)
+        if not found and is_complete:
+            break
+        for fd, _ in found:
+            text = b""
+            try:
+                text = os.read(fd, 65536)
+            except BlockingIOError:
+                continue
+            except OSError:
+                pass  # the program has closed it
+            texts[fd] += text
+            if not text:  # the worker has died
+                poll.unregister(fd)
+                texts[fd] += b"  "
+    return {
+        worker.number: texts[worker.stacks].decode(errors="replace").rstrip()
+        or NO_STACK + ": the process is stopped, or waits in the kernel"
+        for worker in workers
+    }
+
+
+def own_frames(stack: str) -> str:
+    """The frames of a worker's stack without those of the program, which forked it."""
+    lines = stack.split("\n")
+    for number, line in enumerate(lines):
+        if line.endswith((" in _run", " in _bootstrap", " in _launch")):
+            return "\n".join(lines[: number + 1])
+    return stack
+
+
+# ---- start
+
+_PROCESS_TYPES: dict[str, Any] = {
+    "fork": ForkedWorker,
+    "spawn": SpawnedWorker,
+    "forkserver": forkserver.ForkServerWorker,
+}
+
+
+def start_process(method: str, arguments: WorkerArguments) -> Any:
+    """Starts a process by a start method, which waits at the start barrier."""
+    process = _PROCESS_TYPES[method](
+        target=main,
+        args=(arguments,),
+        name=f"fastiter-worker-{arguments.number}",
+        daemon=True,
+    )
+    _processes.add(process)
+    with default_method_kept(), _start_guard(method):
+        this_thread.starts_worker = True
+        try:
+            process.start()
+        except BaseException as error:
+            _close_pipes_of_no_process(error)
+            raise
+        finally:
+            this_thread.starts_worker = False
+    return process
+
+
+@contextlib.contextmanager
+def _start_guard(method: str) -> Iterator[None]:
+    """Blocks Ctrl-C while a worker starts. A fork server has it blocked already, and the wait
+    for that server may be long."""
+    forks = method == "fork"
+    with contextlib.ExitStack() as stack:
+        if method != "forkserver":
+            stack.enter_context(forkserver.interrupts_blocked(not forks))
+        if forks:
+            stack.enter_context(fds.lock())
+            # None: torch is not imported, or another thread is importing it.
+            generator = getattr(sys.modules.get("torch"), "default_generator", None)
+            if generator is not None:
+                status.free_lock_at_fork(generator.get_state)
+        yield
+
+
+def _close_pipes_of_no_process(error: BaseException) -> None:
+    """Closes the pipes that multiprocessing leaves open where a fork fails."""
+    if sys.version_info >= (3, 16):
+        return  # not checked there: they may be closed already
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is popen_fork.Popen._launch.__code__:  # type: ignore[attr-defined]
+            names = frame.f_locals
+            if not hasattr(names.get("self"), "pid"):  # the fork did not return
+                for name in ("parent_r", "child_w", "child_r", "parent_w"):
+                    if name in names:
+                        os.close(names[name])
+
+
+def require_directory(start: Start) -> None:
+    """Raises where the current directory is gone, in which multiprocessing starts new processes:
+    its own error would not name the directory."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        context = start.caller.context
+        raise FileNotFoundError(
+            error.errno,
+            f"the current directory is gone, and worker processes under {context}={start.method!r} "
+            f"start in it: os.chdir() into one that exists, or pass {context}='fork'",
+        ) from None
+
+
+def _disown(processes: WeakObjects[Any]) -> None:
+    """Has multiprocessing not end these, nor wait for them, when the interpreter exits."""
+    getattr(multiprocessing.process, "_children", set()).difference_update(processes)
+
+
+# A child of the program would take the program's workers for its own.
+os.register_at_fork(after_in_child=lambda: _disown(_processes))

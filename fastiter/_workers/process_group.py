@@ -10,36 +10,31 @@ import multiprocessing.connection  # join() needs it, at exit too
 import os
 import pickle
 import random
-import select
 import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator
-from multiprocessing import popen_fork, util
-from typing import Any
 
 import numpy as np
 
 from fastiter._clib import status
 from fastiter._ring.arena import Arena
-from fastiter._ring.lease import begin_anew, fork_begins, fork_ended, this_thread
+from fastiter._ring.lease import begin_anew, fork_begins, fork_ended
 from fastiter._ring.parent import ParentRing
 from fastiter._util import fds
 from fastiter._util.concurrency import WeakObjects
-from fastiter._util.start_default import default_method_kept
 from fastiter._workers import forkserver, start_method, thread_limits
-from fastiter._workers.main import (
-    STACK_SIGNAL,
-    Descriptor,
-    ForkedWorker,
-    Job,
-    SpawnedWorker,
-    WorkerArguments,
-    main,
+from fastiter._workers.main import Descriptor, Job, WorkerArguments
+from fastiter._workers.process import (
+    NO_STACK,
+    WAITS,
+    WorkerProcess,
+    own_frames,
+    require_directory,
+    stacks_of,
+    start_process,
+    wait_for,
 )
-from fastiter._workers.process import STOPPED, TRACED, WAITS, WorkerProcess, wait_for
 from fastiter._workers.shared_object import Later, Shared, image_of, instead_of
 from fastiter._workers.start_method import Start
 from fastiter.errors import WorkerDiedError
@@ -53,7 +48,6 @@ logger = logging.getLogger("fastiter")
 HUNG_SECONDS = 0.1
 _MOST_FORKS = 4  # forks in a row of one worker that may wait for a lock that nothing releases
 _HUNG_STACK_SECONDS = 0.2
-_NO_STACK = "  not available"
 _STARTS_SECONDS = 2.0  # for all that `await_starts` waits for
 _STARTS_PAUSE = 0.002
 #: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
@@ -66,30 +60,12 @@ _has_told_of_time = False
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
 _rings: WeakObjects[ParentRing] = WeakObjects()
-_processes: WeakObjects[Any] = WeakObjects()
-_unkillable: WeakObjects[Any] = WeakObjects()
 
 
-# These hooks do not look at a ring: another thread may be changing it. A child of the program keeps
-# the batches that the program holds. A worker reads its own dataset only, and a batch in there is
-# alive in this process, too.
-
-
-def _after_fork_in_child() -> None:
-    """Without it multiprocessing takes the program's workers for the child's own, and ends them
-    when the child exits."""
-    getattr(multiprocessing.process, "_children", set()).difference_update(_processes)
-
-
-def _leave_unkillable() -> None:
-    """Else multiprocessing would wait for them when the interpreter exits."""
-    getattr(multiprocessing.process, "_children", set()).difference_update(_unkillable)
-
-
-os.register_at_fork(
-    before=fork_begins, after_in_parent=fork_ended, after_in_child=_after_fork_in_child
-)
-os.register_at_fork(after_in_child=begin_anew)
+# These hooks look at no ring: another thread may be changing it. A child of the program keeps the
+# batches that the program holds. A worker reads its own dataset only, and a batch in there is alive
+# in this process, too.
+os.register_at_fork(before=fork_begins, after_in_parent=fork_ended, after_in_child=begin_anew)
 
 
 class WorkerGroup:
@@ -230,7 +206,7 @@ class WorkerGroup:
         the fork server only took the place of a fork, and cannot, workers are forked after all."""
         image = None
         try:
-            _require_directory(start)
+            require_directory(start)
             began = status.now()
             image = image_of(self._job, start.caller)
             seconds = status.now() - began
@@ -337,32 +313,25 @@ class WorkerGroup:
 
     def _launch(self, number: int, number_pipe: int = -1) -> WorkerProcess:
         """Starts a process, which waits at the start barrier. With a pipe it is the spare."""
-        with self._handlers_deferred():
-            return self._launch_whole(number, number_pipe)
-
-    def _handlers_deferred(self) -> contextlib.AbstractContextManager[None]:
-        """An interrupt would lose the process, for which its caller then waits. The wait for a fork
-        server may be long: a process of it that is lost ends at its start barrier."""
-        if self._method == "forkserver":
-            return contextlib.nullcontext()
-        return status.HandlersDeferred()
-
-    def _launch_whole(self, number: int, number_pipe: int) -> WorkerProcess:
         stacks: list[int] = []
-        try:
-            with fds.lock():
-                stacks += fds.pipe()
-                fds.held.add(stacks[0])
-            os.set_blocking(stacks[0], False)
-            os.set_blocking(stacks[1], False)
-            return self._launch_with(number, stacks[0], stacks[1], number_pipe)
-        except BaseException:
-            known = self.workers.get(number)
-            if known is None or known.stacks not in stacks:  # else interrupted when it had started
-                fds.close(stacks[:1])
-            raise
-        finally:
-            fds.close(stacks[1:])
+        # An interrupt would lose the process, for which its caller then waits. The wait for a fork
+        # server may be long: a process of it that is lost ends at its start barrier.
+        has_server = self._method == "forkserver"
+        with contextlib.nullcontext() if has_server else status.HandlersDeferred():
+            try:
+                with fds.lock():
+                    stacks += fds.pipe()
+                    fds.held.add(stacks[0])
+                os.set_blocking(stacks[0], False)
+                os.set_blocking(stacks[1], False)
+                return self._launch_with(number, stacks[0], stacks[1], number_pipe)
+            except BaseException:
+                known = self.workers.get(number)
+                if known is None or known.stacks not in stacks:  # else interrupted when started
+                    fds.close(stacks[:1])
+                raise
+            finally:
+                fds.close(stacks[1:])
 
     def _launch_with(
         self, number: int, read_stacks: int, write_stacks: int, number_pipe: int
@@ -394,59 +363,24 @@ class WorkerGroup:
         )
         self._ring.clear_stat(number)
         if not forks:
-            _require_directory(self._start)
+            require_directory(self._start)
         fds.require(_DESCRIPTORS_OF_A_START, self._life[0])
         is_beside = forks and thread_limits.has_threads()
         if forks and self._hung[number]:
             self._beside = thread_limits.names_of_threads()
         try:
-            process = self._start_process(arguments)
+            process = start_process(self._method, arguments)
         except (EOFError, ConnectionError):
             # The fork server has died: its limit of descriptors was too low, or a module that it
             # imported has ended it. The next start begins another server.
             forkserver.give_up(_KILL_SECONDS)
-            process = self._start_process(arguments)
+            process = start_process(self._method, arguments)
         worker = WorkerProcess(number, self._starts, process, read_stacks, self._method)
         worker.is_beside, worker.done_before = is_beside, self._done(number)
         if number_pipe < 0:
             self.workers[number] = worker
         worker.open_pidfd()  # after the group knows it: an interrupt loses no descriptor
         return worker
-
-    def _start_process(self, arguments: WorkerArguments) -> Any:
-        process = _PROCESS_TYPES[self._method](
-            target=main,
-            args=(arguments,),
-            name=f"fastiter-worker-{arguments.number}",
-            daemon=True,
-        )
-        _processes.add(process)
-        with default_method_kept(), self._start_guard():
-            this_thread.starts_worker = True
-            try:
-                process.start()
-            except BaseException as error:
-                _close_pipes_of_no_process(error)
-                raise
-            finally:
-                this_thread.starts_worker = False
-        return process
-
-    @contextlib.contextmanager
-    def _start_guard(self) -> Iterator[None]:
-        """Blocks Ctrl-C while a worker starts. A fork server has it blocked already, and the wait
-        for that server may be long."""
-        forks = self._method == "fork"
-        with contextlib.ExitStack() as stack:
-            if self._method != "forkserver":
-                stack.enter_context(forkserver.interrupts_blocked(not forks))
-            if forks:
-                stack.enter_context(fds.lock())
-                # None: torch is not imported, or another thread is importing it.
-                generator = getattr(sys.modules.get("torch"), "default_generator", None)
-                if generator is not None:
-                    status.free_lock_at_fork(generator.get_state)
-            yield
 
     def _unused_arenas(self) -> tuple[Arena, ...]:
         """Arenas of other iterators that a forked worker has no use for. A dataset may well be
@@ -537,7 +471,7 @@ class WorkerGroup:
         return watches
 
     def _end_hung(self, hung: list[WorkerProcess]) -> None:
-        stacks = self.stacks_of(hung, _HUNG_STACK_SECONDS)
+        stacks = stacks_of(hung, _HUNG_STACK_SECONDS)
         for worker in hung:
             worker.send(signal.SIGKILL)
         wait_for(hung, _KILL_SECONDS)
@@ -545,8 +479,8 @@ class WorkerGroup:
         for worker in hung:
             if not worker.has_begun and self._has_begun(worker):
                 continue  # it began at the last moment, and has died as any other
-            worker.hang = _own_frames(stacks[worker.number])
-            if not worker.has_begun and worker.hang.startswith(_NO_STACK):
+            worker.hang = own_frames(stacks[worker.number])
+            if not worker.has_begun and worker.hang.startswith(NO_STACK):
                 worker.hang = "  unknown: in a handler that libraries run after a fork"
             self._last_hung = worker
             self.hung_starts += 1
@@ -586,58 +520,12 @@ class WorkerGroup:
         report = self._ring.report(number)
         return report["rows"] + report["claims"]
 
-    def stacks_of(self, workers: list[WorkerProcess], seconds: float) -> dict[int, str]:
-        """The workers' present Python stacks, by number, also of hanging workers. All are requested
-        at once, and `seconds` limits the wait for all of them."""
-        texts = {worker.stacks: b"" for worker in workers}
-        poll = select.poll()
-        for worker in workers:
-            with contextlib.suppress(OSError):  # there is nothing left of an earlier one
-                while os.read(worker.stacks, 65536):
-                    pass
-            worker.send(STACK_SIGNAL)
-            if worker.state() in (STOPPED, TRACED):
-                texts[worker.stacks] = _NO_STACK.encode() + b": the process is stopped"
-            else:
-                poll.register(worker.stacks, select.POLLIN)
-        end = status.now() + seconds
-        while (rest := end - status.now()) > 0:
-            is_complete = all(texts.values())
-            found = poll.poll(min(rest, 0.02 if is_complete else rest) * 1000)
-            if not found and is_complete:
-                break
-            for fd, _ in found:
-                text = b""
-                try:
-                    text = os.read(fd, 65536)
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    pass  # the program has closed it
-                texts[fd] += text
-                if not text:  # the worker has died
-                    poll.unregister(fd)
-                    texts[fd] += b"  "
-        return {
-            worker.number: texts[worker.stacks].decode(errors="replace").rstrip()
-            or _NO_STACK + ": the process is stopped, or waits in the kernel"
-            for worker in workers
-        }
-
     # ---- end
 
     def dismiss(self, worker: WorkerProcess) -> None:
         """Forgets a dead worker."""
         self.workers.pop(worker.number, None)
         worker.release()
-
-    def abandon(self, worker: WorkerProcess) -> None:
-        """Gives up a worker that does not end by SIGKILL, and does not wait for it any more."""
-        worker.is_abandoned = True
-        _unkillable.add(worker.process)
-        # After `shutdown.end_at_exit`, which may find more.
-        util.Finalize(None, _leave_unkillable, exitpriority=5)
-        logger.warning("worker process %d does not end, even by SIGKILL", worker.pid)
 
     def close(self) -> None:
         """Ends all workers, hung and stopped ones too, within a few seconds in total."""
@@ -651,7 +539,7 @@ class WorkerGroup:
             fds.close([worker.number_pipe])
             worker.number_pipe = -1
             if worker.is_stuck and not worker.is_abandoned:
-                self.abandon(worker)
+                worker.abandon()
         left = wait_for([w for w in workers if not w.is_abandoned], self._job.end_seconds)
         for worker in left:
             worker.send(signal.SIGTERM)
@@ -662,7 +550,7 @@ class WorkerGroup:
         for worker in left:
             worker.send(signal.SIGKILL)
         for worker in wait_for(left, _KILL_SECONDS):
-            self.abandon(worker)
+            worker.abandon()
         # Only now, so that Ctrl-C on the way here leaves something to close again. A garbage
         # collection in here may drop the iterator, which closes too.
         with status.HandlersDeferred():
@@ -682,49 +570,6 @@ class WorkerGroup:
             self._image.close()
             self._image = None
         thread_limits.own_pools.lift()  # those whose threads had no room beside the workers
-
-
-def _own_frames(stack: str) -> str:
-    """The frames of a worker's stack without those of the program, which forked it."""
-    lines = stack.split("\n")
-    for number, line in enumerate(lines):
-        if line.endswith((" in _run", " in _bootstrap", " in _launch")):
-            return "\n".join(lines[: number + 1])
-    return stack
-
-
-def _require_directory(start: Start) -> None:
-    """Raises where the current directory is gone, in which multiprocessing starts new processes:
-    its own error would not name the directory."""
-    try:
-        os.getcwd()
-    except FileNotFoundError as error:
-        context = start.caller.context
-        raise FileNotFoundError(
-            error.errno,
-            f"the current directory is gone, and worker processes under {context}={start.method!r} "
-            f"start in it: os.chdir() into one that exists, or pass {context}='fork'",
-        ) from None
-
-
-_PROCESS_TYPES: dict[str, Any] = {
-    "fork": ForkedWorker,
-    "spawn": SpawnedWorker,
-    "forkserver": forkserver.ForkServerWorker,
-}
-
-
-def _close_pipes_of_no_process(error: BaseException) -> None:
-    """Closes the pipes that multiprocessing leaves open where a fork fails."""
-    if sys.version_info >= (3, 16):
-        return  # not checked there: they may be closed already
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code is popen_fork.Popen._launch.__code__:  # type: ignore[attr-defined]
-            names = frame.f_locals
-            if not hasattr(names.get("self"), "pid"):  # the fork did not return
-                for name in ("parent_r", "child_w", "child_r", "parent_w"):
-                    if name in names:
-                        os.close(names[name])
 
 
 def _generator_digest() -> bytes:

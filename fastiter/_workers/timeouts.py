@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fastiter._clib import status
 from fastiter._util.running_time import RunningTime
 from fastiter._util.warn import warn_caller
-from fastiter._workers.process import NO_STEP, STUCK_SECONDS, Overrun
+from fastiter._workers.process import NO_STEP, STUCK_SECONDS, Overrun, stacks_of
 from fastiter.errors import TimeoutWarning
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class Timeouts:
         patience = _ENDED_STACK_SECONDS if self.retries else _WARNED_STACK_SECONDS
         stacks: dict[int, str] = {}
         try:
-            stacks = self._group.stacks_of(asked, patience)
+            stacks = stacks_of(asked, patience)
         finally:  # interrupts that come again and again must not put off the end
             for worker, step, seconds in over:
                 stack = stacks.get(worker.number, "")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).resolve().parents[2]
-MAX_LINES = 900
+MAX_LINES = {"fastiter": 600, "csrc": 600}  # of a file; 900 of tests and benchmarks
 MAX_SOURCES = 15
 # Each package imports only what stands before it, and itself. __init__ is fastiter's own, which
 # offers the public names.
@@ -270,7 +270,8 @@ def test_no_file_is_too_long():
         *(TOP / "tests").rglob("*.c"),
     ]
     lengths = {relative(path): len(path.read_text().splitlines()) for path in sources}
-    assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
+    too_long = {f: n for f, n in lengths.items() if n > MAX_LINES.get(f.split("/")[0], 900)}
+    assert too_long == {}
 
 
 def test_no_package_outgrows_its_ceiling():
