@@ -153,15 +153,11 @@ class PlainColumns(NamedTuple):
 def plain_columns(dataset: Any) -> PlainColumns | None:
     """The reader of a dataset of arrays of numbers; None for any other dataset."""
     columns = dataset if type(dataset) is Columns else columns_of(dataset)
-    if columns is None or not columns.columns:
-        return None
-    if columns.by_example and type(dataset) is not Columns:
+    if not columns or not columns.columns or (columns.by_example and columns is not dataset):
         return None
     arrays = columns.columns[:1] if columns.mode is None else columns.columns
-    pages = [getattr(column.array, "pages", None) for column in columns.columns]
-    if any(page is not pages[0] for page in pages) or any(
-        type(column.array) not in _READ for column in arrays
-    ):
+    groups = {id(getattr(column.array, "pages", None)) for column in columns.columns}
+    if len(groups) > 1 or any(type(column.array) not in _READ for column in arrays):
         return None
     mode, keys = columns.mode, columns.keys
     reader = ColumnReader(mode, keys, list(arrays), columns.views)
@@ -212,11 +208,7 @@ def is_arrow(dataset: Any) -> bool:
     joined."""
     columns = columns_of(dataset)
     return columns is not None and (
-        columns.by_example
-        or any(
-            type(column.array) in _READ and type(column.array) is not np.ndarray
-            for column in columns.columns
-        )
+        columns.by_example or any(type(column.array) in _READ[1:] for column in columns.columns)
     )
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from fastiter._fetch.token_rows import RowPlanner
 
     Indices = npt.NDArray[np.int64]
 
@@ -31,13 +29,26 @@ class _Counts(NamedTuple):
         return self.ends[number - 1] if number else self.before
 
 
+class WindowPlanner(Protocol):
+    """Plans the rows of one window of documents after the other, as `RowPlanner` does."""
+
+    window: int  # documents
+    n_windows: int
+    n_documents: int
+    row_bits: int
+
+    def first_index(self, epoch: int, number: int) -> int: ...
+    def plan(self, epoch: int, number: int, *, only_count: bool = False) -> Any: ...
+    def planned(self, epoch: int, number: int) -> Any: ...
+
+
 class EpochRows:
     """Counts windows as far as requested, from 0 on, or from the window given to `begin`.
 
     Any thread may call it.
     """
 
-    def __init__(self, planner: RowPlanner, epoch: int) -> None:
+    def __init__(self, planner: WindowPlanner, epoch: int) -> None:
         self._planner, self._epoch = planner, epoch
         self._lock = threading.Lock()
         self._counts = _Counts(0, 0, [])
@@ -56,8 +67,7 @@ class EpochRows:
         return self._counts
 
     def _count_one(self, counts: _Counts, *, is_used: bool) -> bool:
-        """Count one more window, which is kept planned if its rows are used; False: it was the
-        last."""
+        """Count one more window, kept planned if its rows are used; False: it was the last."""
         number = counts.first + len(counts.ends)
         if number >= self._planner.n_windows:
             return False
@@ -149,9 +159,7 @@ class EpochRows:
         if not len(rows):
             return rows
         low, high = int(windows.min()), int(windows.max())
-        if low < self._counts.first:
-            self._counts = _Counts(0, 0, [])
-        counts = self._counts
+        counts = self._counts = self._counts if low >= self._counts.first else _Counts(0, 0, [])
         while counts.first + len(counts.ends) < high and self._count_one(counts, is_used=True):
             pass
         befores = [counts.place(window - counts.first) for window in range(low, high + 1)]

@@ -6,17 +6,16 @@ import logging
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fastiter._stats.timer import now
+from fastiter._threads.tasks import Attempts
 from fastiter._util.running_time import RunningTime
 from fastiter._util.warn import warn_caller
 from fastiter.errors import DatasetTimeoutError, TimeoutWarning
 
 if TYPE_CHECKING:
-    from fastiter._threads.batch_buffer import Position
-    from fastiter._threads.pool import ThreadCounters, Threads
-    from fastiter._threads.tasks import BatchTask
+    from fastiter._threads.pool import Claim, Threads
 
 _MOST_SLEEP = 0.25  # a signal just before a wait does not interrupt it
 _LATE_SECONDS = 0.1
@@ -24,24 +23,7 @@ _LATE_SECONDS = 0.1
 logger = logging.getLogger("fastiter")
 
 
-class Claim(NamedTuple):
-    """The work of a thread: rows of a task, then perhaps its converter (`at.row` is -1)."""
-
-    task: BatchTask
-    start: int
-    stop: int
-    at: Position
-    thread: threading.Thread
-    counters: ThreadCounters
-
-    @property
-    def what(self) -> str:
-        if self.at.row < 0:
-            return "the converter"
-        return f"dataset index {self.task.indices[self.at.row]}"
-
-
-class TimeLimit:
+class TimeLimit(Attempts):
     """``dataset_timeout`` of an iterator: warns of what takes longer, or (``retries``) has other
     threads fetch the rows of one that does, at most ``n_retries`` times for a row.
 
@@ -49,17 +31,11 @@ class TimeLimit:
     """
 
     def __init__(self, seconds: float, retries: bool, n_retries: int) -> None:
-        self.seconds = seconds
+        super().__init__(seconds, n_retries)
         self.retries = retries
-        self.n_retries = n_retries
-        self.given_up: set[int] = set()  # indices, when they came last
         self.n_ended = 0  # claims that were taken away
         self._running = RunningTime()
         self._warned: dict[tuple[int, int], int] = {}  # by thread and begin, how often
-
-    def allowed(self, index: int) -> int:
-        """Number of attempts to fetch an index."""
-        return 1 if index in self.given_up else 1 + self.n_retries
 
     def look(self, threads: Threads, goal: str) -> float:
         """Look at what all threads do; return seconds until the next look."""

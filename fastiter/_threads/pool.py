@@ -19,18 +19,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastiter._stats.stats import WorkerStats
 from fastiter._stats.timer import now
 from fastiter._threads.batch_buffer import Position
-from fastiter._threads.limit import Claim
 from fastiter._util import shutdown
 from fastiter._util.concurrency import WeakObjects
 
 if TYPE_CHECKING:
     from fastiter._ring.parent import Event
-    from fastiter._threads.limit import TimeLimit
     from fastiter._threads.tasks import BatchTask
 
 _JOIN_SECONDS = 1.0  # that finalize() and exit wait for threads that fetch an example
@@ -93,6 +91,23 @@ class ThreadCounters:
         return self.fetch / 1e9, self.finish / 1e9, self.cpu + cpu, self.delay + delay
 
 
+class Claim(NamedTuple):
+    """The work of a thread: rows of a task, then perhaps its converter (`at.row` is -1)."""
+
+    task: BatchTask
+    start: int
+    stop: int
+    at: Position
+    thread: threading.Thread
+    counters: ThreadCounters
+
+    @property
+    def what(self) -> str:
+        if self.at.row < 0:
+            return "the converter"
+        return f"dataset index {self.task.indices[self.at.row]}"
+
+
 def thread_times(native_id: int) -> tuple[float, float]:
     """Seconds that a thread of this process was on a CPU, and that it waited for one; 0 if
     unknown."""
@@ -107,12 +122,12 @@ class Threads:
     """Threads, one for each of the counters, that share each task: the oldest that has rows left.
 
     Does not refer to the iterator, which could not be deleted while the threads run; ``lock`` is
-    the iterator's, which the caller holds. Where ``limit`` takes a claim away from a thread that
-    hangs, another thread takes its place.
+    the iterator's, which the caller holds. Where they are ``is_limited``, a claim may be taken away
+    from a thread that hangs: another thread takes its place.
     """
 
     def __init__(
-        self, all_counters: Sequence[ThreadCounters], lock: Any, limit: TimeLimit | None = None
+        self, all_counters: Sequence[ThreadCounters], lock: Any, is_limited: bool = False
     ) -> None:
         self.pid = os.getpid()  #: the process that has the threads; a forked child has none
         self._threads: list[threading.Thread] = []
@@ -123,9 +138,9 @@ class Threads:
         # handler may call its put() in the middle of any other call.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
-        self._limit = limit
+        self._is_limited = is_limited
         self._count = len(all_counters)
-        self._claims: dict[threading.Thread, Claim] = {}  # where there is a limit
+        self._claims: dict[threading.Thread, Claim] = {}  # where they are limited
         self._abandoned: list[threading.Thread] = []
         _living.add(self)
         shutdown.block_if_exiting(lock)  # nothing would end threads that begin later
@@ -178,7 +193,7 @@ class Threads:
             del self._claims[lost.thread]
             if lost.task.row_claims is not None:
                 lost.task.row_claims.end(lost.thread.ident)
-            opens = lost.task.take_back(lost)
+            opens = lost.task.take_back(lost.start, lost.stop, lost.at)
             if lost.task not in self._tasks:
                 self._tasks.appendleft(lost.task)
         if opens:
@@ -252,7 +267,7 @@ class Threads:
             counters.since = 0
             if task.row_claims is not None:
                 task.row_claims.end(None)
-            if self._limit is not None:
+            if self._is_limited:
                 with self._lock:
                     self._claims.pop(threading.current_thread(), None)
             del task, failure  # so that no batch is kept during the wait for the next one
@@ -260,14 +275,13 @@ class Threads:
 
     def _claim(self, counters: ThreadCounters) -> tuple[BatchTask, int, int, Position] | None:
         """Wait for work; None after `close`."""
-        is_limited = self._limit is not None
         while not self._is_closed:
             with self._lock:
                 rows = self._take()
                 if rows is not None:
                     task, start, stop = rows
-                    at = Position(is_limited)
-                    if is_limited:
+                    at = Position(self._is_limited)
+                    if self._is_limited:
                         thread = threading.current_thread()
                         self._claims[thread] = Claim(task, start, stop, at, thread, counters)
                     if task.row_claims is not None:

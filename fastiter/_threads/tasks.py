@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
     from fastiter._order.plan import Plan
     from fastiter._threads.collator import Assembler
-    from fastiter._threads.limit import Claim, TimeLimit
     from fastiter.iterators._batch_maker import BatchMaker
 
     Origin = tuple[Seed, Plan]
@@ -57,6 +56,19 @@ class RowCost:
         return int(_LEAST_NS / max(self._ns, 1.0)) or 1
 
 
+class Attempts:
+    """How long and how often threads may try to fetch a row; shared by the tasks of an iterator."""
+
+    def __init__(self, seconds: float, n_retries: int) -> None:
+        self.seconds = seconds
+        self.n_retries = n_retries
+        self.given_up: set[int] = set()  # indices, when they came last
+
+    def allowed(self, index: int) -> int:
+        """Number of attempts to fetch an index."""
+        return 1 if index in self.given_up else 1 + self.n_retries
+
+
 class Work(NamedTuple):
     """Facts that the tasks of an iterator have in common."""
 
@@ -64,7 +76,7 @@ class Work(NamedTuple):
     n_threads: int
     row_cost: RowCost
     call_cost: CallCost  #: where one call of the dataset fetches many rows
-    limit: TimeLimit | None  #: of the time for an example
+    limit: Attempts | None  #: of the time for an example
     converts: bool  #: whether the threads call a converter that is not concat_examples
     tolerates: bool  #: whether the iterator decides about rows that fail
     claims: RowClaims | None  #: of a dataset of row groups
@@ -150,10 +162,10 @@ class BatchTask:
         self._n_done += stop - start
         return self._n_done == self._n_rows
 
-    def take_back(self, claim: Claim) -> bool:
+    def take_back(self, start: int, stop: int, at: Position) -> bool:
         """Offer the rows of a claim that was taken away to other threads, or fail the one that has
         been fetched too often; True if the batch is to be opened, since its converter hangs."""
-        limit, at = self._work.limit, claim.at
+        limit = self._work.limit
         assert limit is not None
         seconds, stack = self.overruns.pop(at)
         text = f"took longer than dataset_timeout={limit.seconds} s"
@@ -163,16 +175,16 @@ class BatchTask:
             )
             self._batch, self.is_ready = Failure(error, f"converter, {self._facts()}"), True
             return True
-        self._n_done += at.row - claim.start
+        self._n_done += at.row - start
         if at.rows > 1:  # it is not known which of them hangs
-            rows = [(row, row + 1) for row in range(at.row, claim.stop)]
+            rows = [(row, row + 1) for row in range(at.row, stop)]
             self._returned = [*self._returned, *rows]
             return False
         row, index = at.row, int(self.indices[at.row])
         self._attempts[row] += 1
         attempts = self._attempts[row]
         if attempts < limit.allowed(index):
-            self._returned = [*self._returned, (row, claim.stop)]
+            self._returned = [*self._returned, (row, stop)]
             return False
         limit.given_up.add(index)
         facts = f"dataset index {index}, {self._facts()}"
@@ -189,8 +201,8 @@ class BatchTask:
             self.note(row, row + 1, None, 0)
         else:
             self.note(row, row + 1, failure, 0)
-        if row + 1 < claim.stop or self._n_done == self._n_rows:  # else another thread finishes
-            self._returned = [*self._returned, (row + 1, claim.stop)]
+        if row + 1 < stop or self._n_done == self._n_rows:  # else another thread finishes
+            self._returned = [*self._returned, (row + 1, stop)]
         return False
 
     # -- by one thread -------------------------------------------------------------------------

@@ -58,8 +58,6 @@ CEILINGS = {
     "torch": 2_920,
 }
 CIRCLES = [
-    ("_fetch.epoch_rows", "_fetch.token_rows"),
-    ("_threads.limit", "_threads.pool", "_threads.tasks"),
     ("torch._in_process", "torch._in_workers", "torch._iterator", "torch._loader"),
 ]
 
