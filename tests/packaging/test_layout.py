@@ -50,7 +50,7 @@ CEILINGS = {
     "dataset": 1_580,
     "datasets": 3_290,
     "files": 530,
-    "interop": 650,
+    "interop": 510,
     "iterators": 5_050,
     "ray": 1_160,
     "reader": 1_040,
