@@ -1,4 +1,8 @@
-"""Datasets: columns put together, parts of datasets, files."""
+"""Datasets: columns put together, parts of datasets, files.
+
+Constructors check their arguments at once: TypeError or ValueError names the argument, what was
+given, and what is expected.
+"""
 
 from __future__ import annotations
 
