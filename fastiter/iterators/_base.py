@@ -296,7 +296,8 @@ class PlannedIterator(Loop, IteratorProperties):
             At the end of the iteration, without ``repeat``.
         RuntimeError
             After `finalize`; and where this thread is in ``next()`` already, as a callable that
-            the iterator calls is, and a signal handler may be.
+            the iterator calls is, and a signal handler may be. There `reset`, `seek` and loading a
+            state raise it, too.
         Exception
             Exceptions of the dataset, the order sampler or the converter. After a dataset's or
             converter's error the next call continues with the following batch, after an order
@@ -374,17 +375,7 @@ class PlannedIterator(Loop, IteratorProperties):
         return self._planner.n_steps(state.cuts, 0, state.whole_size)
 
     def reset(self) -> None:
-        """Go back to the start of the first epoch, with a new order.
-
-        A finalized iterator is open again afterwards, where that is supported.
-
-        Raises
-        ------
-        NotImplementedError
-            If the iterator is finalized and of a kind that cannot be reopened.
-        RuntimeError
-            Where this thread is in ``next()``.
-        """
+        """Go back to the start of the first epoch, with a new order."""
         self._refuse_inside_next("reset()")
         with self._lock:
             self._check_reopenable("reset")
@@ -398,8 +389,9 @@ class PlannedIterator(Loop, IteratorProperties):
     def finalize(self) -> None:
         """End the iteration and release threads, processes and memory, in bounded time.
 
-        Batches already delivered stay valid. May be called in any state and any number of
-        times. ``close`` is the same.
+        Batches already delivered stay valid. May be called in any state and any number of times.
+        ``close`` is the same. `reset`, `seek` and a loaded state open the iterator again; of a kind
+        that cannot be reopened they raise NotImplementedError.
         """
         if "_executor" not in self.__dict__:
             return  # the constructor failed before there was anything to release
@@ -450,8 +442,6 @@ class PlannedIterator(Loop, IteratorProperties):
         ValueError
             On loading, if the values cannot be a state of this iterator, which then stays as it
             is; on saving, if batches have overtaken others (``in_order=False``): use `state_dict`.
-        NotImplementedError
-            On loading, if the iterator is finalized and of a kind that cannot be reopened.
         """
         with self._lock:
             record = exchange(serializer, self._planner)
@@ -491,8 +481,6 @@ class PlannedIterator(Loop, IteratorProperties):
         ------
         ValueError
             If it cannot be a state of this iterator, which then stays as it is.
-        NotImplementedError
-            If the iterator is finalized and of a kind that cannot be reopened.
         """
         self._refuse_inside_next("load_state_dict()")
         with self._lock:
@@ -514,10 +502,6 @@ class PlannedIterator(Loop, IteratorProperties):
         ------
         LookupError, ValueError
             As `batch_at`.
-        NotImplementedError
-            If the iterator is finalized and of a kind that cannot be reopened.
-        RuntimeError
-            Where this thread is in ``next()``.
         """
         self._refuse_inside_next("seek()")
         self._refuse_of_stream("seek()")
