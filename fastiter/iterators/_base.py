@@ -37,23 +37,11 @@ from fastiter._util.failures import AllSkipped, Failure
 from fastiter._util.ranks import iterator_ranks
 from fastiter.datasets.arrow_dataset import arrow_source
 from fastiter.datasets.stream_dataset import StreamDataset
-from fastiter.iterators import _arguments
-from fastiter.iterators._addresses import (
-    Preview,
-    SkippingPlanner,
-    checked_ranges,
-)
+from fastiter.iterators import _arguments, _skips
+from fastiter.iterators._addresses import Preview, SkippingPlanner, checked_ranges
 from fastiter.iterators._batch_maker import BatchMaker, concat_of
 from fastiter.iterators._properties import IteratorProperties
-from fastiter.iterators._skips import (
-    DEFAULT_LIMIT,
-    OnError,
-    ShardPolicy,
-    SkipPolicy,
-    batch_of_none,
-    checked,
-    nothing_left,
-)
+from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.epochs import sampler_of_epochs
@@ -132,8 +120,8 @@ class PlannedIterator(Loop, IteratorProperties):
             _arguments.check_same_on_ranks(self._sampler)
         self._converter = _arguments.checked_converter(converter, device)
         self._device = device
-        self._on_error, self._skip_limit = checked(on_error, skip_limit)
-        self._skips = None if on_error == "raise" else SkipPolicy(on_error, self._skip_limit)
+        self._on_error, self._skip_limit = _skips.checked(on_error, skip_limit)
+        self._skips = None if on_error == "raise" else _skips.SkipPolicy(on_error, self._skip_limit)
         self._seed_examples = seed_examples
         self._dataset_len = functools.partial(dataset_length, counted)
         cutting: dict[str, Any] = {
@@ -150,7 +138,7 @@ class PlannedIterator(Loop, IteratorProperties):
             seed = _arguments.seed_of_stream(dataset, seed_examples)
             self._planner: Planner = StreamPlanner(dataset, seed=seed, **cutting)
             if self._skips is not None:
-                self._planner.policy = ShardPolicy(on_error, self._skip_limit)
+                self._planner.policy = _skips.ShardPolicy(on_error, self._skip_limit)
             self._open()
             return
         seed = seed_of(self._sampler, num_ranks)
@@ -327,11 +315,11 @@ class PlannedIterator(Loop, IteratorProperties):
             if type(batch) is not AllSkipped:
                 return batch
             if planner.num_ranks > 1:  # which stay in step
-                batch = plan.outcome = batch_of_none(batch, self._converter is not None)
+                batch = plan.outcome = _skips.batch_of_none(batch, self._converter is not None)
                 return batch
             n_passed += len(indices)
             if n_passed >= self._epoch_size:
-                return nothing_left(n_passed, batch)
+                return _skips.nothing_left(n_passed, batch)
             self._pass_over()
             batch.clear()
             plan = planner.peek()

@@ -12,12 +12,7 @@ from fastiter._collate.columns import collate_columns
 from fastiter._collate.numpy_fallback import fill_casts
 from fastiter._collate.padding import Padding
 from fastiter._device import devices
-from fastiter._fetch.dataset_access import (
-    ColumnGatherer,
-    PlainColumns,
-    column_getter,
-    columns_of,
-)
+from fastiter._fetch.dataset_access import ColumnGatherer, PlainColumns, column_getter, columns_of
 from fastiter._fetch.reader import DatasetReader, reader_of
 from fastiter._fetch.seeded import SeededCall, SeededExamples
 from fastiter._util.failures import Failure, FailurePolicy, is_skippable

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from fastiter._engine.choosing import Choosing
 from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.seeded import SeededCall
-from fastiter._stats.autotune import (
-    MOST_PREFETCH,
-    Tuner,
-    first_workers,
-    most_workers,
-)
+from fastiter._stats.autotune import MOST_PREFETCH, Tuner, first_workers, most_workers
 from fastiter._stats.timer import Timer
 from fastiter._util.arguments import checked_callable, checked_optional_int
 from fastiter._util.cpus import usable_cpus, whole_cpus
