@@ -271,7 +271,6 @@ def test_a_name_that_is_not_in_the_tree_is_found() -> None:
             "Plan",
             "fi_parent_repair",
             "no_such",
-            "merge",
             "_ring/merge.py",
         )
     ]
