@@ -1,1 +1,1 @@
-"""The command line: demo, doctor and profile. It may import every other package."""
+"""Commands of ``python -m fastiter``. They may import every other package."""

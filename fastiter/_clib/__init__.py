@@ -1,1 +1,1 @@
-"""C declarations for the Cython modules: csrc, NumPy's C API, Python objects, and statuses."""
+"""Declarations of C for Cython, statuses of C as exceptions, locks of bytes of a file."""

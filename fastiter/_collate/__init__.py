@@ -1,1 +1,1 @@
-"""Collation: examples become arrays of a batch, stacked or padded."""
+"""Collation: examples, or a dataset's columns, become arrays of a batch, stacked or padded."""

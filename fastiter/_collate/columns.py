@@ -141,7 +141,7 @@ def _step(spec: Any, dtype: Any, rule: FieldRule) -> Step:
     return Step(fill, rule.max_length, rule.multiple, rule.lengths)
 
 
-def join_parts(parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+def join_columns(parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
     """Join the parts of each column; None if not all parts are arrays that join without examples.
 
     Arrays in another byte order do not: padding keeps it, and joining does not.

@@ -20,8 +20,8 @@ class CallerExecutor:
 
     Parameters
     ----------
-    source : object
-        ``gather(indices)`` makes a batch at once, or returns None; ``source.batch(plan, seed,
+    batch_maker : object
+        ``gather(indices)`` makes a batch at once, or returns None; ``batch_maker.batch(plan, seed,
         policy)`` makes any.
     policy : FailurePolicy or None
     is_seeded : bool
@@ -31,8 +31,8 @@ class CallerExecutor:
     n_workers = n_prefetch = 0
     arena: Arena | None = None
 
-    def __init__(self, source: Any, policy: FailurePolicy | None, is_seeded: bool, seed: Seed):
-        self._source = source
+    def __init__(self, batch_maker: Any, policy: FailurePolicy | None, is_seeded: bool, seed: Seed):
+        self._batch_maker = batch_maker
         self._policy = policy
         self._is_seeded = is_seeded
         self.seed = seed
@@ -41,26 +41,26 @@ class CallerExecutor:
         """Nothing is made ahead."""
 
     def make(self, plans: PlanQueue, plan: Plan) -> Plan:
-        source = self._source
+        maker = self._batch_maker
         try:  # without a call more, for batches that take a few microseconds
-            if source.gather is not None:
-                plan.outcome = source.gather(plan.indices)
+            if maker.gather is not None:
+                plan.outcome = maker.gather(plan.indices)
                 if plan.outcome is not None:
                     return plan
             if not self._is_seeded:
-                plan.outcome = source.batch(plan, self.seed, self._policy)
+                plan.outcome = maker.batch(plan, self.seed, self._policy)
                 return plan
         except Exception as error:  # a signal handler's, too
             plan.outcome = Failure.of(error)
             return plan
         arguments = plan, self.seed, self._policy
-        plan.outcome = capture_in(self.seed, plan, source.batch, *arguments)
+        plan.outcome = capture_in(self.seed, plan, maker.batch, *arguments)
         return plan
 
     def ready(self, plans: PlanQueue) -> Plan | None:
         return None
 
-    def drop(self, works: list[Any]) -> None:
+    def drop(self, begun: list[Any]) -> None:
         """Nothing is under way."""
 
     def interrupt(self) -> None:

@@ -60,9 +60,9 @@ class Choosing(WrappingExecutor):
         self._timer.unblock()
         return plan
 
-    def drop(self, works: list[Any]) -> None:
+    def drop(self, begun: list[Any]) -> None:
         self._caller.seed = self.seed
-        self.inner.drop(works)
+        self.inner.drop(begun)
 
     def stats(self, seconds: float) -> LoaderStats:
         found: LoaderStats = self.inner.stats(seconds)

@@ -58,7 +58,7 @@ class Executor(Protocol):
         """Give the next plan after those that were made its outcome, without waiting, and return
         it; None if its batch is not complete, or if a policy has to decide about a row of it."""
 
-    def drop(self, works: list[Any]) -> None:
+    def drop(self, begun: list[Any]) -> None:
         """End the work for plans that are gone. Waits for nothing."""
 
     def interrupt(self) -> None:

@@ -92,8 +92,8 @@ class ProcessExecutor:
             if n_rows > pool.rows:
                 pool.close()
             if not pool.closed:
-                if pool.has_to_look and pool.is_open:
-                    pool.look()
+                if pool.needs_check and pool.is_open:
+                    pool.check()
                 return pool
         shutdown.block_if_exiting(self._lock)
         # Not started yet, or the last start failed and said why.
@@ -212,7 +212,7 @@ class ProcessExecutor:
 
     # ---- end
 
-    def drop(self, works: list[Any]) -> None:
+    def drop(self, begun: list[Any]) -> None:
         pool = self.pool
         if pool is not None and pool.is_own:
             pool.ring.reset()

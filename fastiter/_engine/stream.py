@@ -19,16 +19,18 @@ class StreamExecutor(WrappingExecutor):
     inner : Executor
         Has the parts of shards read, whose plans are ``parts``; a `CallerExecutor` reads none.
     parts : PlanQueue or None
-    source : object
+    batch_maker : object
         Its ``batch_of(examples)`` makes the batch.
     is_seeded : bool
         Whether the global generators are seeded for examples and converter.
     """
 
-    def __init__(self, inner: Any, parts: PlanQueue | None, source: Any, is_seeded: bool) -> None:
+    def __init__(
+        self, inner: Any, parts: PlanQueue | None, batch_maker: Any, is_seeded: bool
+    ) -> None:
         super().__init__(inner)
         self._parts = parts
-        self._source = source
+        self._batch_maker = batch_maker
         self._is_seeded = is_seeded
 
     def start(self, plans: PlanQueue) -> None:
@@ -38,10 +40,10 @@ class StreamExecutor(WrappingExecutor):
     def make(self, plans: Any, plan: Plan) -> Plan:
         examples = plans.examples_of(plan)
         if self._is_seeded:
-            plan.outcome = capture_in(self.seed, plan, self._source.batch_of, examples)
+            plan.outcome = capture_in(self.seed, plan, self._batch_maker.batch_of, examples)
         else:
-            plan.outcome = capture(self._source.batch_of, examples)
+            plan.outcome = capture(self._batch_maker.batch_of, examples)
         return plan
 
-    def drop(self, works: list[Any]) -> None:
+    def drop(self, begun: list[Any]) -> None:
         """The planner drops the parts."""

@@ -18,11 +18,11 @@ from fastiter._threads.pool import ThreadCounters, Threads
 from fastiter._threads.tasks import (
     BatchTask,
     ColumnsTask,
+    GetExamplesTask,
     ListsTask,
-    PartsTask,
     RowCost,
     RowsTask,
-    Work,
+    TaskSettings,
 )
 from fastiter._util.concurrency import items_of
 from fastiter._util.failures import Failure, FailurePolicy, capture
@@ -45,7 +45,7 @@ class ThreadExecutor:
 
     Parameters
     ----------
-    source : object
+    batch_maker : object
         Reads the dataset, and converts.
     rows : int
         Examples that a batch has at most.
@@ -71,7 +71,7 @@ class ThreadExecutor:
 
     def __init__(
         self,
-        source: Any,
+        batch_maker: Any,
         rows: int,
         lock: Any,
         timer: Timer,
@@ -86,7 +86,7 @@ class ThreadExecutor:
         converts: bool = True,
         measures: bool = False,
     ) -> None:
-        self._source = source
+        self._batch_maker = batch_maker
         self._lock = lock
         self._timer = timer
         self._policy = policy
@@ -100,15 +100,15 @@ class ThreadExecutor:
         self._measures = measures
         self._recorded: list[deque[Event]] = []
         self._assembler: Assembler | None = None
-        if source.concat is not None:
-            padding, copy = source.concat
+        if batch_maker.concat is not None:
+            padding, copy = batch_maker.concat
             self._assembler = Assembler(padding, copy, rows, n_prefetch + 1)
         self._plans: PlanQueue | None = None
         self._ended: Threads | None = None
         self._is_closed = False
         tolerates = policy is not None
-        self._work = Work(
-            *(source, n_threads, RowCost(), CallCost(), limit, converts, tolerates, claims)
+        self._settings = TaskSettings(
+            *(batch_maker, n_threads, RowCost(), CallCost(), limit, converts, tolerates, claims)
         )
 
     @property
@@ -130,7 +130,7 @@ class ThreadExecutor:
             try:
                 task = self._task(plan)
             except MemoryError:
-                if not plans.works():
+                if not plans.begun_work():
                     raise
                 break  # with fewer batches ahead it may do
             # An interrupt in between has this batch fetched twice, and delivered once.
@@ -176,10 +176,10 @@ class ThreadExecutor:
         return plan
 
     def _batch_of(self, task: BatchTask) -> Any:
-        threads, limit, look = self._threads, self._limit, None
+        threads, limit, check = self._threads, self._limit, None
         if limit is not None and threads is not None:
-            look = functools.partial(limit.look, threads, task.plan.label)
-        batch = task.wait(look)
+            check = functools.partial(limit.check, threads, task.plan.label)
+        batch = task.wait(check)
         if limit is not None:
             limit.end()
         if self._measures:
@@ -189,8 +189,8 @@ class ThreadExecutor:
     @property
     def _tasks(self) -> list[BatchTask]:
         """The batches that threads work on or have completed, oldest first."""
-        works = [] if self._plans is None else self._plans.works()
-        return [work for work in works if isinstance(work, BatchTask)]
+        begun = [] if self._plans is None else self._plans.begun_work()
+        return [work for work in begun if isinstance(work, BatchTask)]
 
     def _count_ready(self) -> int:
         """Complete batches, from the oldest one on."""
@@ -211,23 +211,23 @@ class ThreadExecutor:
         return threads
 
     def _task(self, plan: Plan) -> BatchTask:
-        work, source = self._work, self._source
-        origin, concat = (self.seed, plan), source.concat
+        settings, maker = self._settings, self._batch_maker
+        origin, concat = (self.seed, plan), maker.concat
         assert plan.indices is not None
         if concat is not None:
-            plain = source.plain()
+            plain = maker.plain()
             if plain is not None and not plain.reader.is_fixed:
-                return ListsTask(work, origin, plain)
+                return ListsTask(settings, origin, plain)
             if plain is None:
-                getter = column_getter(source.dataset)
+                getter = column_getter(maker.dataset)
                 if getter is not None:
-                    return PartsTask(work, origin, getter)
-            elif source.fills_suit(plain):
+                    return GetExamplesTask(settings, origin, getter)
+            elif maker.fills_suit(plain):
                 outputs = plain.reader.outputs(len(plan.indices))
                 if outputs is not None:
                     n_batches = self.n_prefetch + 1
-                    return ColumnsTask(work, origin, plain.reader, outputs, n_batches)
-        return RowsTask(work, origin, self._assembler)
+                    return ColumnsTask(settings, origin, plain.reader, outputs, n_batches)
+        return RowsTask(settings, origin, self._assembler)
 
     # ---- settings, statistics
 
@@ -267,9 +267,9 @@ class ThreadExecutor:
 
     # ---- end
 
-    def drop(self, works: list[Any]) -> None:
+    def drop(self, begun: list[Any]) -> None:
         self._is_closed = False
-        for work in works:
+        for work in begun:
             if isinstance(work, BatchTask):
                 work.abort()
 

@@ -1,1 +1,1 @@
-"""Access to datasets, by example, by list of indices, or by column."""
+"""Readers of datasets: by example, by list of indices, by column; Arrow, Parquet, shards."""

@@ -10,8 +10,8 @@ cdef class ArrowColumn:
     cdef list arrays  # capsules that keep the buffers alive
     cdef int64_t inner[32]
     cdef int n_inner
-    cdef bytes kind  # of the arrays of pages: their types' format strings
-    cdef readonly object pages  # `RowGroups`, or None
+    cdef bytes kind  # of the arrays of row groups: their types' format strings
+    cdef readonly object row_groups  # `RowGroups`, or None
     cdef int describe(self, Py_ssize_t number, int64_t first, const fi_arrow_array *array) except -1
     cdef object fill  # a row for those that are null; None: what lies there
     cdef readonly cnp.dtype dtype  # of the elements

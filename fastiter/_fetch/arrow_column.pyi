@@ -16,11 +16,11 @@ class ArrowColumn:
         text: type | None = ...,
         fill: Any = ...,
         inner: tuple[int, ...] = ...,
-        pages: Any = ...,
+        row_groups: Any = ...,
         schema: Any = ...,
     ) -> Self: ...
     @property
-    def pages(self) -> Any: ...
+    def row_groups(self) -> Any: ...
     def set_chunk(self, number: int, given: tuple[Any, Any]) -> None: ...
     dtype: np.dtype[Any]
     shape: tuple[int, ...]

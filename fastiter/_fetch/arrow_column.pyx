@@ -72,12 +72,12 @@ cdef class ArrowColumn:
     text : str or bytes, if a row is one.
     fill : 0-d array to be written in the place of nulls, or None.
     inner : sizes of the lists of a fixed size that a row of "fixed" consists of.
-    pages : `RowGroups` that give the chunks while they are pinned, in the place of `arrays`.
-    schema : first item of the result of ``__arrow_c_array__`` for an array of the pages' type.
+    row_groups : `RowGroups` that give the chunks while they are pinned, in the place of `arrays`.
+    schema : first item of the result of ``__arrow_c_array__`` for an array of the row groups' type.
     """
 
     def __cinit__(self, list arrays, str layout, cnp.dtype dtype, tuple shape=(), tuple wide=(),
-                  text=None, fill=None, tuple inner=(), pages=None, schema=None):
+                  text=None, fill=None, tuple inner=(), row_groups=None, schema=None):
         cdef fi_column *column = &self.column
         cdef fi_arrow_array *array
         cdef Py_ssize_t level
@@ -91,9 +91,9 @@ cdef class ArrowColumn:
         self.n_inner = <int>len(inner)
         for level in range(len(inner)):
             self.inner[level] = inner[level]
-        self.dtype, self.shape, self.text, self.pages = dtype, shape, text, pages
+        self.dtype, self.shape, self.text, self.row_groups = dtype, shape, text, row_groups
         self.kind = None if schema is None else kind_in(schema)
-        ends = [] if pages is None else pages.ends.tolist()
+        ends = [] if row_groups is None else row_groups.ends.tolist()
         self.arrays = [None] * len(ends)
         self.chunks = <fi_chunk *>PyMem_Calloc(len(arrays) + len(ends) + 1, sizeof(fi_chunk))
         if self.chunks == NULL:
@@ -138,7 +138,7 @@ cdef class ArrowColumn:
         return 0
 
     def set_chunk(self, Py_ssize_t number, tuple given):
-        """Uses an array as a chunk of a column of pages, until the next one is set: ``given`` by its
+        """Uses an array as a chunk of a column of row groups until the next is set: ``given`` by its
         ``__arrow_c_array__``. ValueError if it is of another type or length."""
         schema, capsule = given
         cdef fi_arrow_array *array = <fi_arrow_array *>PyCapsule_GetPointer(capsule, "arrow_array")

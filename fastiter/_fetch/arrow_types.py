@@ -44,14 +44,14 @@ class Layout(NamedTuple):
         return self.text is None and self.layout in ("fixed", "bits", "days")
 
     def column(
-        self, chunks: list[Any], fill: Any = None, pages: Any = None, kind: Any = None
+        self, chunks: list[Any], fill: Any = None, row_groups: Any = None, kind: Any = None
     ) -> ArrowColumn:
-        """The column of these chunks, Arrow arrays, or of pages, which have the type of the array
+        """The column of these chunks, Arrow arrays, or of row groups, of the type of the array
         ``kind``. `fill` is put for nulls."""
         arrays = [chunk.__arrow_c_array__()[1] for chunk in chunks]
         layout, dtype, shape, wide, text, inner = self
-        schema = None if kind is None else kind.__arrow_c_array__()[0]
-        return ArrowColumn(arrays, layout, dtype, shape, wide, text, fill, inner, pages, schema)
+        kind = None if kind is None else kind.__arrow_c_array__()[0]
+        return ArrowColumn(arrays, layout, dtype, shape, wide, text, fill, inner, row_groups, kind)
 
 
 def _kind(arrow_type: Any) -> str:
@@ -150,7 +150,7 @@ class ObjectColumn:
         #: whether rows are arrays, of lengths of their own
         self.is_array = rows is not None and not has_none
         self.dtype = None if rows is None else rows.dtype
-        self.pages = getattr(chunked, "pages", None)
+        self.row_groups = getattr(chunked, "row_groups", None)
         self._has_intervals = "month_day_nano_interval" in str(chunked.type)
 
     def __len__(self) -> int:
@@ -201,7 +201,7 @@ class OptionalColumn:
 
     def __init__(self, column: ArrowColumn, valid: ArrowColumn) -> None:
         self._column, self._valid = column, valid
-        self.pages = column.pages
+        self.row_groups = column.row_groups
 
     def __len__(self) -> int:
         return len(self._column)

@@ -83,7 +83,7 @@ class Columns(NamedTuple):
     fills: Any = None  # `padding` of concat_examples, where its caller gives none
     lists: frozenset[Any] = frozenset()  # names of columns that are lists in a batch
     by_example: bool = False  # whether examples are made by `__getitems__` all the same
-    pages: Any = None  # `RowGroups`, where these are decoded when they are needed
+    row_groups: Any = None  # `RowGroups`, where these are decoded when they are needed
 
     def at(self, rows: npt.NDArray[np.int64]) -> Columns:
         """The same columns, of a view of these rows."""
@@ -156,7 +156,7 @@ def plain_columns(dataset: Any) -> PlainColumns | None:
     if not columns or not columns.columns or (columns.by_example and columns is not dataset):
         return None
     arrays = columns.columns[:1] if columns.mode is None else columns.columns
-    groups = {id(getattr(column.array, "pages", None)) for column in columns.columns}
+    groups = {id(getattr(column.array, "row_groups", None)) for column in columns.columns}
     if len(groups) > 1 or any(type(column.array) not in _READ for column in arrays):
         return None
     mode, keys = columns.mode, columns.keys
@@ -196,7 +196,7 @@ def row_groups_of(dataset: Any) -> Any:
     while True:
         columns = columns_of(dataset)
         if columns is not None:
-            return columns.pages
+            return columns.row_groups
         # Of other classes no attribute is read, which could have effects.
         if not getattr(type(dataset), "_is_view_of_dataset", False):
             return None

@@ -38,7 +38,7 @@ cdef class ColumnReader:
     cdef list tables
     cdef readonly list dtypes  # that the columns had at first; of lists, of their elements; or None
     cdef readonly bint is_fixed  # whether all rows of a column have one size
-    cdef readonly object pages  # `RowGroups`, whose rows are there while they are pinned; or None
+    cdef readonly object row_groups  # `RowGroups`, whose rows are there while pinned; or None
     cdef Py_ssize_t count
     cdef ColumnSource *sources
     cdef Py_ssize_t chunking_of(self, Py_ssize_t number) noexcept

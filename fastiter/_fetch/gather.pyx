@@ -80,7 +80,7 @@ cdef class ColumnReader:
         self.count = len(columns)
         self.columns, self.templates, self.tables, self.dtypes = [], [], [], []
         self.is_fixed = True
-        self.pages = None
+        self.row_groups = None
         self.sources = <ColumnSource *>PyMem_Calloc(
             max(self.count, 1), sizeof(ColumnSource))
         if self.sources == NULL:
@@ -90,8 +90,8 @@ cdef class ColumnReader:
             source.kind = ARRAY
             dtype = getattr(data, "dtype", None)
             self.columns.append(data)
-            if getattr(data, "pages", None) is not None:
-                self.pages = data.pages
+            if getattr(data, "row_groups", None) is not None:
+                self.row_groups = data.row_groups
             if type(data) is ArrowColumn:
                 source.arrow = <PyObject *>data
                 source.chunking = self.chunking_of(number)
@@ -152,7 +152,7 @@ cdef class ColumnReader:
         """Begin and end of each part of some indices: until the next part is asked for, or the
         generator closed, their rows are there. `whole`: as in `RowGroups.pieces`."""
         rows = self.tables[0]
-        if self.pages is None or not len(indices):
+        if self.row_groups is None or not len(indices):
             return iter(((0, len(indices)),))
         if rows is None:
             rows = indices
@@ -160,15 +160,15 @@ cdef class ColumnReader:
             rows = rows[indices]
         else:
             rows = indices[:0]
-        if not len(rows) or rows.min() < 0 or rows.max() >= self.pages.n_rows:
+        if not len(rows) or rows.min() < 0 or rows.max() >= self.row_groups.n_rows:
             return iter(((0, len(indices)),))  # which then finds that a row does not exist
-        return self.pages.pieces(rows, whole)
+        return self.row_groups.pieces(rows, whole)
 
     cdef bint gather_pieces(self, list outputs, Py_ssize_t start, indices,
                             uint64_t n_batches) except -1:
         cdef Py_ssize_t n, first, stop
         cdef const int64_t *rows = indices_of(indices, &n)
-        if self.pages is None:
+        if self.row_groups is None:
             return self.gather_rows(outputs, start, rows, n, n_batches)
         try:
             for first, stop in self.pieces(indices):
@@ -279,7 +279,7 @@ cdef class ColumnReader:
     def examples(self, indices):
         """Make the examples themselves; None if a column lacks an index."""
         cdef list found = []
-        if self.pages is None:
+        if self.row_groups is None:
             return self.examples_there(indices)
         for first, stop in self.pieces(indices):
             part = self.examples_there(indices[first:stop])

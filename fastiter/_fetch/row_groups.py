@@ -230,8 +230,7 @@ class RowGroups:
     # ---- columns
 
     def add(self, name: str, convert: Callable[[Any], Any], column: ArrowColumn) -> None:
-        """Have a column of these pages consist of ``convert(array)`` of the column ``name`` of each
-        group."""
+        """Have a column consist of ``convert(array)`` of the column ``name`` of each group."""
         self._columns.append((self._place(name, convert), weakref.ref(column)))
 
     def values(self, name: str, convert: Callable[[Any], Any], arrow_type: Any) -> PagedValues:
@@ -579,14 +578,14 @@ class _Writer(io.RawIOBase):
 class PagedValues:
     """Values of a column, while their groups are pinned."""
 
-    def __init__(self, pages: RowGroups, place: int, arrow_type: Any) -> None:
-        self.pages, self._place, self.type = pages, place, arrow_type
+    def __init__(self, row_groups: RowGroups, place: int, arrow_type: Any) -> None:
+        self.row_groups, self._place, self.type = row_groups, place, arrow_type
 
     def __len__(self) -> int:
-        return self.pages.n_rows
+        return self.row_groups.n_rows
 
     def __getitem__(self, row: int) -> Any:
-        return self.pages.value(self._place, row)
+        return self.row_groups.value(self._place, row)
 
 
 def table_bytes(n_groups: int) -> int:

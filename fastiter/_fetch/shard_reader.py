@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """Consecutive examples of a shard."""
 
     number: int  #: of the shard's turn, over all epochs
@@ -46,7 +46,7 @@ class ShardSeeds(NamedTuple):
     seeding: Seeding
     n_shards: int
 
-    def before(self, part: Part, start: int, count: int) -> Iterator[None]:
+    def before(self, part: ShardPart, start: int, count: int) -> Iterator[None]:
         """Seed before each of some examples; the shard is opened before the one at -1."""
         from fastiter._order import permutation
 
@@ -60,7 +60,7 @@ class ShardSeeds(NamedTuple):
 class _OpenShard:
     """An open shard."""
 
-    def __init__(self, opened: Any, part: Part, seeds: ShardSeeds | None) -> None:
+    def __init__(self, opened: Any, part: ShardPart, seeds: ShardSeeds | None) -> None:
         self._opened = opened
         self._part, self._seeds = part, seeds
         self._stateful: Any = None
@@ -150,7 +150,7 @@ class ShardReader:
         self._seeds = seeds
         self._sources: dict[int, _OpenShard] = {}
 
-    def read(self, part: Part) -> Examples:
+    def read(self, part: ShardPart) -> Examples:
         """Read a part. The result holds an exception of the shard; `STOPS` pass."""
         source = self._sources.pop(part.number, None)  # which an interrupt leaves unusable
         rows: list[Any] = []
@@ -192,14 +192,14 @@ class ShardReader:
         while self._sources:
             self._sources.popitem()[1].close()
 
-    def _opened(self, part: Part) -> _OpenShard:
+    def _opened(self, part: ShardPart) -> _OpenShard:
         if self._seeds is not None:
             next(self._seeds.before(part, -1, 1))
         source = _OpenShard(self._open_shard(self._shards[part.shard]), part, self._seeds)
         source.skip(part.start - source.position)
         return source
 
-    def _check_length(self, part: Part, source: _OpenShard, is_end: bool) -> None:
+    def _check_length(self, part: ShardPart, source: _OpenShard, is_end: bool) -> None:
         """Raise ValueError if a shard with a known length has another one."""
         if part.length is None or (not is_end and source.position < part.length):
             return

@@ -1,1 +1,1 @@
-"""Orders of indices, the plan of batches, and seeds of examples. Imports `_util` and `_clib`."""
+"""Permutations, weighted draws, mixtures, plans of batches, random numbers of an example."""

@@ -87,8 +87,8 @@ cdef class Plan:
                 (state.epoch, state.position, state.epoch_size) if origin is None else origin)
             self.n_valid = len(indices) if n_valid is None else n_valid
 
-    # `PlanQueue.works` reads it in any thread, which takes a reference of its own before a thread that
-    # delivers can drop the object. The thread that has the iterator's lock reads it as it is.
+    # `PlanQueue.begun_work` reads it in any thread, and takes a reference of its own before a thread
+    # that delivers can drop the object. The thread that has the iterator's lock reads it as it is.
     @property
     def work(self):
         with cython.critical_section(self):
@@ -135,7 +135,7 @@ cdef class PlanQueue:
     is not asked again for orders that it has drawn.
 
     Not safe to call from two threads at a time, except for `state`, `progress`, `delivered` and
-    `works`.
+    `begun_work`.
 
     A subclass defines the rule by `advance`, and may define
 
@@ -200,12 +200,12 @@ cdef class PlanQueue:
         with cython.critical_section(self):
             self.current, self.current_progress, self.last = state, progress, last
 
-    def works(self):
+    def begun_work(self):
         """The work for all batches that are begun, oldest first. Any thread may ask."""
         with cython.critical_section(self):
             plans = self.plans
-        works = [(<Plan>plan).work for plan in list(plans)]
-        return [work for work in works if work is not None]
+        begun = [(<Plan>plan).work for plan in list(plans)]
+        return [work for work in begun if work is not None]
 
     def peek(self):
         """The plan that `deliver` takes next. Raises nothing that belongs to the batch."""

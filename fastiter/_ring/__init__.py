@@ -1,1 +1,1 @@
-"""The ring of slots in shared memory: memory, parent's half, worker's half, rows, streams."""
+"""The ring of slots in shared memory: arena, schemas, rows, both halves, leases, streams."""

@@ -230,7 +230,7 @@ class ColumnLearner:
         self._rows, self._n_left = rows, n_most
         self.schema: Schema | None = None  # of later batches
 
-    def told(self, used: Schema | None, n_rows: int, irregular: Sequence[Any]) -> Schema | None:
+    def learn(self, used: Schema | None, n_rows: int, irregular: Sequence[Any]) -> Schema | None:
         """Learn from the examples of a batch that did not fit its columns `used`; return the new
         columns, or None if they stay the same."""
         known = self.schema
@@ -242,9 +242,9 @@ class ColumnLearner:
             schema = merge_schemas(known, schema)
             if schema.parts == known.parts:
                 return None
-        self.brought(schema)
+        self.use(schema)
         return schema
 
-    def brought(self, schema: Schema | None) -> None:
-        """Columns that are known otherwise."""
+    def use(self, schema: Schema | None) -> None:
+        """Use these columns from now on: they are known without examples."""
         self.schema, self._n_left = schema, self._n_left - 1

@@ -137,8 +137,8 @@ cdef class BatchScheduler(ParentRing):
         origin.epoch_size = plan.epoch_size
         fields = self.schema if plan.request is None else None
         schema = 0 if fields is None else self.schema_number
-        told = plan.seeds if plan.request is None else plan.request
-        packed = None if told is None else Packed(told)
+        message = plan.seeds if plan.request is None else plan.request
+        packed = None if message is None else Packed(message)
         if fields is not None:
             columns = self.schema.bytes
         if packed is not None:

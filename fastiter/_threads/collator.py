@@ -63,7 +63,7 @@ class Assembler:
             return self._join(field_plan, rows.fields, indices)
         examples = rows.examples()
         if not field_plan.is_final:
-            schema = self._learner.told(field_plan.schema, len(examples), rows.irregular())
+            schema = self._learner.learn(field_plan.schema, len(examples), rows.irregular())
             if schema is not None:
                 self._field_plan = self._plan_fields(schema)
         if indices is not None and len(examples) < len(indices):  # rows have failed

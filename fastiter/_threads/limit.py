@@ -27,7 +27,7 @@ class TimeLimit(Attempts):
     """``dataset_timeout`` of an iterator: warns of what takes longer, or (``retries``) has other
     threads fetch the rows of one that does, at most ``n_retries`` times for a row.
 
-    `look` is called by the thread that waits for a batch.
+    `check` is called by the thread that waits for a batch.
     """
 
     def __init__(self, seconds: float, retries: bool, n_retries: int) -> None:
@@ -37,8 +37,8 @@ class TimeLimit(Attempts):
         self._running = RunningTime()
         self._warned: dict[tuple[int, int], int] = {}  # by thread and begin, how often
 
-    def look(self, threads: Threads, goal: str) -> float:
-        """Look at what all threads do; return seconds until the next look."""
+    def check(self, threads: Threads, goal: str) -> float:
+        """Check what all threads do; return seconds until the next check."""
         time = now() / 1e9
         self._running.runs(time, time + self.seconds / 2)
         sleep = min(_MOST_SLEEP, self.seconds)

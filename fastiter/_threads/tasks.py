@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastiter._collate.collate import collate
-from fastiter._collate.columns import collate_columns, examples_of, join_parts
+from fastiter._collate.columns import collate_columns, examples_of, join_columns
 from fastiter._device.cupy import synchronize
 from fastiter._order.example_context import ExampleContext
 from fastiter._stats.timer import now
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Least time for a range of rows: taking one costs microseconds and, often, a wait for the GIL.
 _LEAST_NS = 200_000
 # A signal just before the wait for the lock does not interrupt it: wake up regularly.
-_LOOK_SECONDS = 0.25
+_CHECK_SECONDS = 0.25
 
 
 class RowCost:
@@ -69,10 +69,10 @@ class Attempts:
         return 1 if index in self.given_up else 1 + self.n_retries
 
 
-class Work(NamedTuple):
+class TaskSettings(NamedTuple):
     """Facts that the tasks of an iterator have in common."""
 
-    source: BatchMaker
+    batch_maker: BatchMaker
     n_threads: int
     row_cost: RowCost
     call_cost: CallCost  #: where one call of the dataset fetches many rows
@@ -94,10 +94,10 @@ class BatchTask:
 
     _in_one_call = False  #: whether one call of the dataset fetches all rows that a thread takes
 
-    def __init__(self, work: Work, origin: Origin) -> None:
+    def __init__(self, settings: TaskSettings, origin: Origin) -> None:
         indices = origin[1].indices
         assert indices is not None
-        self._work = work
+        self._settings = settings
         self._origin = origin
         self.plan = origin[1]
         self.indices = indices
@@ -105,7 +105,7 @@ class BatchTask:
         self._n_taken = 0
         self._n_done = 0
         self._returned: Sequence[tuple[int, int]] = ()  # taken away from threads that hang
-        if work.limit is not None:
+        if settings.limit is not None:
             self._attempts = [0] * self._n_rows  # by row, likewise
             self.overruns: dict[Position, tuple[float, str]] = {}  # seconds, the thread's stack
         self._failure: Failure | None = None
@@ -121,7 +121,7 @@ class BatchTask:
     @property
     def row_claims(self) -> RowClaims | None:
         """Of a dataset of row groups, what all threads fetch."""
-        return self._work.claims
+        return self._settings.claims
 
     # -- by the threads, under their lock ------------------------------------------------------
 
@@ -139,11 +139,12 @@ class BatchTask:
         rest = self._n_rows - start
         if rest <= 0:
             return None
-        share = min(rest, max(self._work.row_cost.least, rest // (2 * self._work.n_threads)))
+        settings = self._settings
+        share = min(rest, max(settings.row_cost.least, rest // (2 * settings.n_threads)))
         if self._in_one_call:
             size = len(self.indices)
             even = -(-size * n_jobs // n_takers)  # leaves as many for each thread
-            share = min(rest, self._work.call_cost.claim(size, rest, share, even))
+            share = min(rest, settings.call_cost.claim(size, rest, share, even))
         self._n_taken = start + share
         return start, self._n_taken
 
@@ -154,7 +155,7 @@ class BatchTask:
         that of the first failing row, whatever the order of the threads.
         """
         if stop > start:
-            self._work.row_cost.note(stop - start, nanoseconds)
+            self._settings.row_cost.note(stop - start, nanoseconds)
         if failure is not None:
             self._n_rows = self._n_taken
             if self._failure is None or failure.row < self._failure.row:
@@ -165,7 +166,7 @@ class BatchTask:
     def take_back(self, start: int, stop: int, at: Position) -> bool:
         """Offer the rows of a claim that was taken away to other threads, or fail the one that has
         been fetched too often; True if the batch is to be opened, since its converter hangs."""
-        limit = self._work.limit
+        limit = self._settings.limit
         assert limit is not None
         seconds, stack = self.overruns.pop(at)
         text = f"took longer than dataset_timeout={limit.seconds} s"
@@ -196,7 +197,7 @@ class BatchTask:
             stack,
         )
         failure = Failure(error, facts, row, is_skippable=True)
-        if self._work.tolerates:
+        if self._settings.tolerates:
             self._tolerated.append(failure)
             self.note(row, row + 1, None, 0)
         else:
@@ -244,7 +245,7 @@ class BatchTask:
         at.begin(start, stop - start)
         try:
             self._fetch(start, stop, at)
-            self._work.call_cost.note(stop - start, now() - since)
+            self._settings.call_cost.note(stop - start, now() - since)
             return None
         except BaseException as error:
             if not at.may_write():
@@ -266,7 +267,7 @@ class BatchTask:
     def _fail(self, row: int, error: BaseException) -> Failure | None:
         """Return the failure of a row, or keep it for the iterator to decide; in any thread."""
         failure = self._failed(row, error)
-        if not self._work.tolerates:
+        if not self._settings.tolerates:
             return failure
         self._tolerated.append(failure)
         return None
@@ -278,8 +279,8 @@ class BatchTask:
         """The examples that have not failed: those of columns that cannot be gathered. Fetched
         once, by the thread that makes the batch."""
         if self._found is None:
-            reader = self._work.source.reader()
-            found, failures = reader.examples(self.indices, self._origin, self._work.tolerates)
+            reader = self._settings.batch_maker.reader()
+            found, failures = reader.examples(self.indices, self._origin, self._settings.tolerates)
             for failure in failures:
                 failure.facts = f"dataset index {self.indices[failure.row]}, {self._facts()}"
             self._tolerated += failures
@@ -321,19 +322,19 @@ class BatchTask:
         return self._convert([found[row] for row in sorted(found)])
 
     def _convert(self, examples: list[Any]) -> Any:
-        converter, concat = self._work.source.converter, self._work.source.concat
+        converter, concat = self._settings.batch_maker.converter, self._settings.batch_maker.concat
         if concat is None:
-            if converter is None or not self._work.converts:
+            if converter is None or not self._settings.converts:
                 return examples
             return converter(examples, None)
         indices = self.indices if len(examples) == len(self.indices) else None
         return collate(examples, concat.padding, copy=concat.copy, indices=indices)
 
-    def wait(self, look: Callable[[], float] | None = None) -> Any:
+    def wait(self, check: Callable[[], float] | None = None) -> Any:
         """Block until the batch, or its `Failure`, is there, and return it; RuntimeError if the
-        task was aborted in the meantime. ``look`` is called now and then, and says when again."""
+        task was aborted in the meantime. ``check`` is called now and then, and says when again."""
         if not self.is_ready and not self._is_aborted:
-            while not self._gate.acquire(timeout=_LOOK_SECONDS if look is None else look()):
+            while not self._gate.acquire(timeout=_CHECK_SECONDS if check is None else check()):
                 pass
             self.open()
         if self._is_aborted:
@@ -355,13 +356,13 @@ class BatchTask:
 class RowsTask(BatchTask):
     """The rows of any dataset. ``assembler`` makes concat_examples' arrays of them."""
 
-    def __init__(self, work: Work, origin: Origin, assembler: Assembler | None) -> None:
-        super().__init__(work, origin)
+    def __init__(self, settings: TaskSettings, origin: Origin, assembler: Assembler | None) -> None:
+        super().__init__(settings, origin)
         self._assembler = assembler
         self._rows = (
             BatchBuffer(self._n_rows) if assembler is None else assembler.start(self._n_rows)
         )
-        reader = work.source.reader()
+        reader = settings.batch_maker.reader()
         self._in_one_call = reader.columns is not None or reader.getter is not None
 
     def _fill(self, start: int, stop: int, at: Position) -> Failure | None:
@@ -371,7 +372,9 @@ class RowsTask(BatchTask):
 
     def _fill_each(self, start: int, stop: int, at: Position) -> Failure | None:
         while start < stop:
-            failed = self._rows.fetch(self._work.source.dataset, self.indices, start, stop, at)
+            failed = self._rows.fetch(
+                self._settings.batch_maker.dataset, self.indices, start, stop, at
+            )
             if failed is None:
                 break
             start, failure = failed[0] + 1, self._fail(*failed)
@@ -381,7 +384,7 @@ class RowsTask(BatchTask):
         return None
 
     def _fetch(self, start: int, stop: int, at: Position) -> None:
-        reader = self._work.source.reader()
+        reader = self._settings.batch_maker.reader()
         examples, _ = reader.examples(self.indices, self._origin, False, start, stop)
         if at.may_write():
             self._rows.put(start, examples)
@@ -399,7 +402,7 @@ class RowsTask(BatchTask):
         return self._rows.examples()
 
 
-class PartsTask(BatchTask):
+class GetExamplesTask(BatchTask):
     """The columns of a dataset that has ``get_examples``, for one part of the rows after the other.
 
     ``getter(indices)`` returns all columns of some rows. The converter is concat_examples.
@@ -408,9 +411,9 @@ class PartsTask(BatchTask):
     _in_one_call = True
 
     def __init__(
-        self, work: Work, origin: Origin, getter: Callable[[list[int]], tuple[Any, ...]]
+        self, settings: TaskSettings, origin: Origin, getter: Callable[[list[int]], tuple[Any, ...]]
     ) -> None:
-        super().__init__(work, origin)
+        super().__init__(settings, origin)
         self._getter = getter
         self._parts: dict[int, tuple[int, tuple[Any, ...]]] = {}  # rows, by the first of them
 
@@ -421,22 +424,22 @@ class PartsTask(BatchTask):
 
     def _make(self) -> Any:
         counts, parts = zip(*(self._parts[start] for start in sorted(self._parts)), strict=True)
-        columns = parts[0] if len(parts) == 1 else join_parts(list(parts))
+        columns = parts[0] if len(parts) == 1 else join_columns(list(parts))
         if columns is None:
             return self._convert(self._examples())
-        source, n_rows = self._work.source, sum(counts)
-        assert source.concat is not None
+        maker, n_rows = self._settings.batch_maker, sum(counts)
+        assert maker.concat is not None
         indices = self.indices if n_rows == len(self.indices) else None
         own = len(parts) > 1
         return collate_columns(
-            source.dataset, columns, n_rows, *source.concat, own=own, indices=indices
+            maker.dataset, columns, n_rows, *maker.concat, own=own, indices=indices
         )
 
     def _examples(self) -> list[Any]:
         examples: list[Any] = []
         for start in sorted(self._parts):
             n_rows, columns = self._parts[start]
-            examples += examples_of(self._work.source.dataset, columns, n_rows)
+            examples += examples_of(self._settings.batch_maker.dataset, columns, n_rows)
         return examples
 
 
@@ -444,8 +447,8 @@ class ListsTask(BatchTask):
     """The columns of a batch whose rows differ in size: gathered by one thread, as the longest list
     of all rows has to be known. The converter is concat_examples."""
 
-    def __init__(self, work: Work, origin: Origin, plain: PlainColumns) -> None:
-        super().__init__(work, origin)
+    def __init__(self, settings: TaskSettings, origin: Origin, plain: PlainColumns) -> None:
+        super().__init__(settings, origin)
         self._plain = plain
         self._made: Any = None
 
@@ -456,7 +459,7 @@ class ListsTask(BatchTask):
         return 0, self._n_rows
 
     def _fill(self, start: int, stop: int, at: Position) -> Failure | None:
-        self._made = self._work.source.gather_lists(self._plain, self.indices)
+        self._made = self._settings.batch_maker.gather_lists(self._plain, self.indices)
         return None
 
     def _make(self) -> Any:
@@ -472,13 +475,13 @@ class ColumnsTask(BatchTask):
 
     def __init__(
         self,
-        work: Work,
+        settings: TaskSettings,
         origin: Origin,
         reader: ColumnReader,
         outputs: list[npt.NDArray[Any]],
         n_batches: int,
     ) -> None:
-        super().__init__(work, origin)
+        super().__init__(settings, origin)
         self._reader = reader
         self._outputs = outputs
         self._n_batches = n_batches

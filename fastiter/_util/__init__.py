@@ -1,1 +1,1 @@
-"""Helpers of several packages: argument checks, descriptors, failures. Imports only `_clib`."""
+"""Argument checks, failures, warnings, CPUs, descriptors, array subtypes. Imports only `_clib`."""

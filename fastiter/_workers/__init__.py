@@ -1,1 +1,1 @@
-"""Worker processes: how they start, fetch rows, fail and are replaced."""
+"""Worker processes: how they start, fetch rows, convert batches, fail and are replaced."""

@@ -121,7 +121,7 @@ class BatchJob:
         two_steps = self.retries or self.hedges
         rows = row_writer.RowWriter(end, self.dataset, None, two_steps, self.hedges)
         example_context.set_worker(rows)
-        return functools.partial(rows.work, self.batch_converter, self.claims or 0)
+        return functools.partial(rows.run, self.batch_converter, self.claims or 0)
 
 
 def introduce(dataset: Any, worker_init: Any, number: int, workers: int, seed: int) -> None:
@@ -219,17 +219,17 @@ def _run(arguments: WorkerArguments) -> int:
             if not end.enter(arguments.start):
                 return 0
             end.load()
-        work = job.prepare(end, arguments, int.from_bytes(digest[-8:], "little"))
+        run = job.prepare(end, arguments, int.from_bytes(digest[-8:], "little"))
     except BaseException as error:
         end.loaded(arguments.start, dump_start_error(error))
         return 1
     end.loaded(arguments.start)
-    work()
+    run()
     # What the worker has worked with goes now: generators of the dataset run their `finally`, and
     # so does the `__del__` of what no frame of the program holds.
     row_groups.worker = None
     example_context.set_worker(None)
-    del work, job
+    del run, job
     set_worker_info(None)
     if isinstance(arguments.job, Shared):
         arguments.job.forget()

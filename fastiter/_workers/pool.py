@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _SPARES = 32  # slots that replace those retired by forks of the program
 _SCHEMAS = 16
-_SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
+_SLICE = 0.5  # seconds; the longest sleep before a check of clocks and hints
 _SPIN = 100  # pauses, about 2 us
 
 
@@ -52,9 +52,9 @@ class WaitLimit(Protocol):
         """Seconds of the next sleep, at most these."""
 
     def is_due(self) -> bool:
-        """Whether to `look` now. Called after each sleep."""
+        """Whether to `check` now. Called after each sleep."""
 
-    def look(self, goal: str) -> None:
+    def check(self, goal: str) -> None:
         """Called when the wait for `goal` takes long; may raise."""
 
     def end(self) -> None:
@@ -113,8 +113,8 @@ class Pool:
         self._slow_starts: dict[int, int] = {}  # by number of the worker, how many in a row
         self._hints_restored = False  # since the last batch came
         self.is_starting = True  # there are workers whose start is to be watched
-        self.has_to_look = True  # at each `next()`, at these or at what takes too long
-        self._next_look = 0.0  # at these
+        self.needs_check = True  # at each `next()`, at these or at what takes too long
+        self._next_check = 0.0  # at these
         # Batches ahead and the one waited for; the consumer's; and each worker may pin one of an
         # old generation.
         most = max(workers, most_workers)
@@ -136,7 +136,7 @@ class Pool:
         """Start the workers. They find batches that were scheduled before.
 
         Without ``lifts`` the first batch does not wait for the program's threads of OpenBLAS, which
-        are to start after the forks: they start when it is complete, and `look` ends them with the
+        are to start after the forks: they start when it is complete, and `check` ends them with the
         next one.
         """
         self.is_open = True
@@ -227,7 +227,7 @@ class Pool:
         if len(specs) <= MOST_FIELDS:
             keys = plain.keys if plain.mode is dict else None
             self.ring.use_schema(Schema(plain.container, keys, specs, self.rows))
-            self._learner.brought(self.ring.schema)
+            self._learner.use(self.ring.schema)
         return self.ring.schema is not None
 
     def _learn(self, plan: Plan, irregular: dict[int, Any]) -> None:
@@ -236,7 +236,7 @@ class Pool:
         if self.job.learns_columns:
             assert plan.indices is not None
             examples = [*irregular.values()]
-            schema = self._learner.told(plan.schema, len(plan.indices), examples)
+            schema = self._learner.learn(plan.schema, len(plan.indices), examples)
             if schema is not None:
                 self.ring.use_schema(schema)
 
@@ -254,7 +254,7 @@ class Pool:
                 self._timeouts.end()
                 return
             if self.is_starting:
-                self._look_at_starts()
+                self._check_starts()
             self._start_missing()
             try:
                 woken = ring.wait(
@@ -271,14 +271,14 @@ class Pool:
             if not woken or any(position >= 0 for position in woken):
                 self._recover_dead()
             if self._timeouts.is_due():
-                self._timeouts.look(ring.scheduled[0].label if ring.scheduled else "a free slot")
+                self._timeouts.check(ring.scheduled[0].label if ring.scheduled else "a free slot")
                 if self._retries:
                     self._take_from_ended()
             if not woken:
-                self.is_starting = True  # has the next look find who waits for a lock
-                self._look_at_hints()
+                self.is_starting = True  # has the next check find who waits for a lock
+                self._check_hints()
 
-    def _look_at_hints(self) -> None:
+    def _check_hints(self) -> None:
         """Handles, after a silent period, overwritten words that make workers sleep or wait for
         their start. First all hints are restored, at the cost of a look for work in vain. If all
         workers sleep again, the batches that are not complete are given up (OverwrittenError)."""
@@ -388,7 +388,7 @@ class Pool:
         numbers = self._group.numbers
         missing = [number for number in numbers if number not in self._group.workers]
         if missing:
-            self.is_starting = self.has_to_look = True
+            self.is_starting = self.needs_check = True
             if self._retries:  # it may have another number than the one before
                 self._engage()
             for number in missing:
@@ -403,8 +403,8 @@ class Pool:
         elif self._group.wants_spare and self.is_steady():
             self._group.start_spare()
 
-    def look(self) -> None:
-        """Called at each `next()`, also while it does not wait, where `has_to_look`."""
+    def check(self) -> None:
+        """Called at each `next()`, also while it does not wait, where `needs_check`."""
         if self._spin_end:
             if status.now() < self._spin_end:
                 thread_limits.end_spinning_threads()
@@ -412,24 +412,24 @@ class Pool:
         if self.ring.ready():
             self._lift_limits()
         if self.is_starting:
-            self._look_at_starts()
-        self.has_to_look = bool(
+            self._check_starts()
+        self.needs_check = bool(
             self.is_starting or self._retries or self._is_limiting or self._spin_end
         )
         if self._retries and self._limits.is_due():
             self._recover_dead()
-            self._limits.look("the next batch")
+            self._limits.check("the next batch")
             self._take_from_ended()
             self._start_missing()
 
-    def _look_at_starts(self) -> None:
+    def _check_starts(self) -> None:
         """Replaces workers that hang in their start, or before their first row, at most twice a
         second. While the other workers keep up, `next()` does not wait, and would not notice that
         one is missing."""
         now = status.now()
-        if now < self._next_look:
+        if now < self._next_check:
             return
-        self._next_look = now + _SLICE
+        self._next_check = now + _SLICE
         self.is_starting = self._group.watch_starts()
         self._recover_dead()
         self._start_missing()

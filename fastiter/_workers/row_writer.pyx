@@ -50,7 +50,7 @@ cdef class RowWriter(SlotRows):
         self.reader = reader_of(dataset)
         if self.reader.columns is not None:
             self.gatherer = self.reader.columns.reader
-            self.is_paged = self.gatherer.pages is not None
+            self.is_paged = self.gatherer.row_groups is not None
         self.memory = os.fstat(end.arena.fd).st_ino
         row_groups.worker = self
         self.seeds_of = NO_BATCH
@@ -119,7 +119,7 @@ cdef class RowWriter(SlotRows):
         """The rows that are fetched wait for those of others: the time limit begins anew."""
         fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.claim.first))
 
-    def work(self, batch_converter, uint64_t claims):
+    def run(self, batch_converter, uint64_t claims):
         """Fills rows and finishes batches until the ring says stop, or `claims` ranges are done."""
         cdef WorkerRing end = self.end
         cdef uint64_t done = 0

@@ -54,17 +54,17 @@ class Timeouts:
         self._ring = ring
         self._group = group
         self.n_ended = 0  # workers
-        self._progress = -1  # of all workers, at the last look of this wait
+        self._progress = -1  # of all workers, at the last check of this wait
         self._quiet_since = 0.0  # since when there was none, and no worker busy
         self._quiet_warnings = 0
-        self._due = 0.0  # when the next limit passes, by the last look
+        self._due = 0.0  # when the next limit passes, by the last check
         self._running = RunningTime()
 
-    # ---- when to look
+    # ---- when to check
 
     def slice(self, most: float) -> float:
-        """Seconds until the next look, ``most`` at most: until the next limit passes, where workers
-        are ended."""
+        """Seconds until the next check, at most ``most``; where workers are ended, until the next
+        limit passes."""
         if self.seconds is None:
             return most
         if not self.retries:
@@ -144,9 +144,9 @@ class Timeouts:
         most = rows * self.seconds
         return min(most, self.seconds + _UNUSUAL * usual) if done else most
 
-    # ---- look
+    # ---- check
 
-    def look(self, goal: str) -> None:
+    def check(self, goal: str) -> None:
         """Warns of steps that take too long, once for each further period, or ends the worker.
         If warnings are errors, it raises them, and does not repeat them. `goal` names the aim of
         the wait."""

@@ -307,7 +307,7 @@ class ArrowDataset(DatasetMixin):
             fills=self._fills(fills, is_bare),
             lists=frozenset([None]) if is_bare and lists else frozenset(lists),
             by_example=self._own is not None or bool(self._decode) or is_ragged,
-            pages=self._groups,
+            row_groups=self._groups,
         )
 
     def _fills(self, padded: dict[str, Any], is_bare: bool) -> Any:

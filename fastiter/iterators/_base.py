@@ -173,7 +173,7 @@ class PlannedIterator(Loop, IteratorProperties):
         else:
             inner = self._part_executor(store)
             self._executor = StreamExecutor(
-                inner, store.queue, self._source, self._seeding is not None
+                inner, store.queue, self._batch_maker, self._seeding is not None
             )
             self._stage = None
             self._planner.attach(store)
@@ -193,7 +193,7 @@ class PlannedIterator(Loop, IteratorProperties):
             self._planner.epochs = self._epochs
         also = self._seed_examples if callable(self._seed_examples) else None
         self._seeding = None if self._seed_examples is False else Seeding(also)
-        self._source = BatchMaker(self._dataset, self._converter, self._device, self._seeding)
+        self._batch_maker = BatchMaker(self._dataset, self._converter, self._device, self._seeding)
         self._tuner: Tuner | None = None
         counts = hasattr(type(self._dataset), "__fastiter_tokens__")  # not what it wraps
         self._count_tokens = self._dataset.__fastiter_tokens__ if counts else None
@@ -211,7 +211,7 @@ class PlannedIterator(Loop, IteratorProperties):
         return self._caller_executor()
 
     def _caller_executor(self) -> CallerExecutor:
-        return CallerExecutor(self._source, self._skips, self._seeding is not None, self._seed)
+        return CallerExecutor(self._batch_maker, self._skips, self._seeding is not None, self._seed)
 
     def _new_stage(self) -> DeviceStage | None:
         """What copies the executor's batches to a GPU, if it does not send them itself."""
@@ -233,7 +233,7 @@ class PlannedIterator(Loop, IteratorProperties):
         self._pid = os.getpid()
         super()._after_fork()
         self._executor.after_fork(self._lock)
-        if self._source.is_on_gpu:
+        if self._batch_maker.is_on_gpu:
             self._leak_copies()
         self._planner.rewind()  # threads, processes and copies are the parent's
 
@@ -387,7 +387,7 @@ class PlannedIterator(Loop, IteratorProperties):
         if self._pid != os.getpid():
             # A forked child that still has its parent's locks, whose holders do not exist there. A
             # thread's locals, and garbage, are deleted before any handler of the fork has run.
-            if self._source.is_on_gpu:
+            if self._batch_maker.is_on_gpu:
                 self._leak_copies()
             return
         self._executor.interrupt()
@@ -395,7 +395,7 @@ class PlannedIterator(Loop, IteratorProperties):
         self._planner.close()
         self._planner.rewind()
         self._epochs.clear()
-        self._source.close()
+        self._batch_maker.close()
         if self._row_groups is not None:
             self._row_groups.leave(self)
 
@@ -505,11 +505,11 @@ class PlannedIterator(Loop, IteratorProperties):
             self._go_on_from(snapshot)
 
     def _go_on_from(self, snapshot: Snapshot) -> None:
-        works = self._planner.works()
+        begun = self._planner.begun_work()
         self._planner.go_on_from(snapshot)
         self._executor.seed = self._planner.seed
         self._epochs.clear()
-        self._executor.drop(works)
+        self._executor.drop(begun)
         self._loops.clear()
         self._timer.pause()
         self._finalized = False

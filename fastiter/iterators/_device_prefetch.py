@@ -71,8 +71,8 @@ class PrefetchingIterator(PlannedIterator):
         return seconds
 
     def _new_stage(self) -> DeviceStage | None:
-        source = self._source
-        return DeviceStage(source.gpu, self._n_device_prefetch) if source.is_on_gpu else None
+        maker = self._batch_maker
+        return DeviceStage(maker.gpu, self._n_device_prefetch) if maker.is_on_gpu else None
 
     @property
     def n_device_prefetch(self) -> int:

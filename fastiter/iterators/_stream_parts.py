@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fastiter._fetch.shard_reader import Examples, Part, ShardReader
+from fastiter._fetch.shard_reader import Examples, ShardPart, ShardReader
 from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter._plan.state import State
@@ -51,13 +51,13 @@ class _Turn:
         return self.start + len(self.rows)
 
 
-class Parts:
+class ShardParts:
     """The parts that threads read, by number: a dataset for the iterator that reads."""
 
     def __init__(self, stream: StreamDataset) -> None:
         self.stream = stream
         self.reader = reader_of(stream)
-        self.asked: dict[int, Part] = {}
+        self.asked: dict[int, ShardPart] = {}
 
     def __len__(self) -> int:
         return 1
@@ -75,7 +75,9 @@ def reader_of(stream: StreamDataset) -> ShardReader:
 class PartQueue(PlanQueue):
     """Plans which part is read next."""
 
-    def __init__(self, store: PartStore, parts: Parts, n_workers: int, in_workers: bool) -> None:
+    def __init__(
+        self, store: PartStore, parts: ShardParts, n_workers: int, in_workers: bool
+    ) -> None:
         super().__init__(State(0, 0, False, None, 1, None), 1, True)
         self._store = store
         self._parts = parts
@@ -103,7 +105,7 @@ class PartQueue(PlanQueue):
     def close(self) -> None:
         """Nothing reads for it."""
 
-    def take(self, executor: Any) -> tuple[Part, Any]:
+    def take(self, executor: Any) -> tuple[ShardPart, Any]:
         """Have an executor's workers read on, and wait for the oldest part."""
         self.plans[:] = [plan for plan in self.plans if plan.indices is not None]
         plan = self.peek()
@@ -140,7 +142,7 @@ class PartStore:
         self._raised: set[int] = set()  # turns whose failure was raised
         #: decides about a shard that failed: what to raise; None if the rest of it is left out
         self.decide: Callable[[int, Failure], Failure | None] = lambda number, failure: failure
-        #: tells which examples of a part are this rank's, as `Part.keep`
+        #: tells which examples of a part are this rank's, as `ShardPart.keep`
         self.keep: Callable[[int, int, int], bytes | None] = lambda number, start, stop: None
 
     def parts_ahead(self, n_batches: int, n_workers: int) -> int:
@@ -148,8 +150,8 @@ class PartStore:
         n_rows = n_batches * self._step_rows
         return min(MOST_PREFETCH, max(2 * n_workers, -(-n_rows // self.rows)))
 
-    def read_by(self, executor: Any, parts: Parts, n_workers: int, in_workers: bool) -> None:
-        """Have the workers of an executor read `Parts`."""
+    def read_by(self, executor: Any, parts: ShardParts, n_workers: int, in_workers: bool) -> None:
+        """Have the workers of an executor read `ShardParts`."""
         self.queue = PartQueue(self, parts, n_workers, in_workers)
         self.executor = executor
 
@@ -163,9 +165,9 @@ class PartStore:
         self._raised.clear()
         self.merged_to = MergePosition((), range(0))
         if self.queue is not None:
-            works = self.queue.works()
+            begun = self.queue.begun_work()
             self.queue.restart(self.queue.state)
-            self.executor.drop(works)
+            self.executor.drop(begun)
 
     def trim(self, lanes: Lanes, following: int) -> None:
         """Forget what comes before these."""
@@ -251,7 +253,7 @@ class PartStore:
         self._needed = number
         self._add(*self.queue.take(self.executor))
 
-    def _add(self, part: Part, outcome: Any) -> None:
+    def _add(self, part: ShardPart, outcome: Any) -> None:
         turn = self._turns.setdefault(part.number, _Turn(part.start, []))
         if turn.end is not None or part.start != turn.stop:
             return  # it was asked for before the turn began anew
@@ -276,7 +278,7 @@ class PartStore:
 
     # ---- what is read next
 
-    def next_part(self, asked: list[Part], many: bool) -> Part | None:
+    def next_part(self, asked: list[ShardPart], many: bool) -> ShardPart | None:
         """The part to read after those that were asked for: of the open turn that is the least
         ahead, or the first one of a turn to come. With ``many``, a turn may have several parts
         that are being read."""
@@ -307,7 +309,7 @@ class PartStore:
             best = rank if best is None else min(best, rank)
         return None if best is None else self._part(*best[1:])
 
-    def _part(self, number: int, start: int) -> Part:
+    def _part(self, number: int, start: int) -> ShardPart:
         shard, length, count = self.shard(number), self._length(number), self.rows
         keep = None
         if length is not None:
@@ -315,7 +317,7 @@ class PartStore:
             if not self._turns.setdefault(number, _Turn(0, [])).takes_all:
                 keep = self.keep(number, start, start + count)
         resume = self.state_at(number, start)
-        return Part(number, shard, start, count, length, resume, keep)
+        return ShardPart(number, shard, start, count, length, resume, keep)
 
     def _length(self, number: int) -> int | None:
         lengths = self.stream.lengths

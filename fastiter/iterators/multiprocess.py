@@ -27,12 +27,12 @@ from fastiter.iterators._arguments import OnTimeout, Rank, SeedExamples, Tail
 from fastiter.iterators._batch_maker import BatchMaker
 from fastiter.iterators._device_prefetch import PrefetchingIterator, shared
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._stream_parts import Parts, PartStore, reader_of
+from fastiter.iterators._stream_parts import PartStore, ShardParts, reader_of
 
 if TYPE_CHECKING:
     from fastiter._engine.device_stage import DeviceStage
     from fastiter._engine.executor import Executor
-    from fastiter._fetch.shard_reader import Examples, Part
+    from fastiter._fetch.shard_reader import Examples, ShardPart
     from fastiter._ring.arena import WorkerRing
 
 __all__ = ["MultiprocessIterator"]
@@ -182,7 +182,7 @@ class MultiprocessIterator(PrefetchingIterator):
         self._worker_init = checked_callable("worker_init", worker_init)
         self._context = _arguments.checked_context(context)
         super().__init__(**shared(locals()))
-        overtakes = not (self._in_order or self._n_processes == 0 or self._source.is_on_gpu)
+        overtakes = not (self._in_order or self._n_processes == 0 or self._batch_maker.is_on_gpu)
         self._planner.unordered = overtakes and self._planner.has_addresses
         if (self._shared_mem or 0) * self._most_rows() >= 1 << 63:
             raise ValueError(
@@ -253,8 +253,8 @@ class MultiprocessIterator(PrefetchingIterator):
                 raise RuntimeError(
                     "this MultiprocessIterator is closed (finalized): make a new one"
                 )
-            if self._source.is_on_gpu and self._n_processes != 0:
-                self._source.gpu()  # first: how workers are started depends on CUDA
+            if self._batch_maker.is_on_gpu and self._n_processes != 0:
+                self._batch_maker.gpu()  # first: how workers are started depends on CUDA
             self._executor.start(self._planner)
 
     def _new_stage(self) -> DeviceStage | None:
@@ -264,18 +264,18 @@ class MultiprocessIterator(PrefetchingIterator):
         caller = self._caller_executor()
         if self._n_processes == 0:
             return caller
-        source = self._source
+        maker = self._batch_maker
         finish: Callable[[Any], Any] | None = None
         if self._stage is not None:
             finish = self._stage.begin
         elif self._device is not None:
-            finish = source.sent
+            finish = maker.sent
         processes = ProcessExecutor(
             weakref.WeakMethod(self._new_pool),
             self._lock,
             self._timer,
             policy=self._skips,
-            is_seeded=isinstance(source.converter, SeededCall),
+            is_seeded=isinstance(maker.converter, SeededCall),
             seed=self._seed,
             n_workers=self._first_processes,
             n_prefetch=self._first_prefetch,
@@ -283,7 +283,7 @@ class MultiprocessIterator(PrefetchingIterator):
         )
         if self._stage is not None or self._row_groups is not None or not self._gathers_in_caller:
             return processes
-        return Choosing(processes, caller, self._timer, source.only_gathers)
+        return Choosing(processes, caller, self._timer, maker.only_gathers)
 
     def _part_executor(self, store: PartStore) -> Executor:
         if self._hedge is not None:
@@ -304,13 +304,13 @@ class MultiprocessIterator(PrefetchingIterator):
             n_workers=n,
             n_prefetch=store.parts_ahead(self._first_prefetch, n),
         )
-        store.read_by(executor, Parts(store.stream), n, True)
+        store.read_by(executor, ShardParts(store.stream), n, True)
         return executor
 
     def _new_pool(self, n_rows: int, n_workers: int, n_prefetch: int) -> Pool:
         """Start workers that make batches, of ``n_rows`` for example."""
         most = {} if self._tuner is None else self._tuner.most
-        converter = _batch_converter_of(self._source, self._skips is not None)
+        converter = _batch_converter_of(self._batch_maker, self._skips is not None)
         # A batch sampler's later batches may be larger: not much, or this pool ends with the first.
         rows = max(self._most_rows(), n_rows)
         rows += 0 if self._batch_size else rows // 4
@@ -328,7 +328,7 @@ class MultiprocessIterator(PrefetchingIterator):
             shared_mem=self._shared_mem,
         )
         pool.ring.set_hedge(self._hedge or 0.0)
-        plain = self._source.plain()
+        plain = self._batch_maker.plain()
         if plain is not None and plain.is_arrow:
             pool.use_columns(plain)
         return pool
@@ -359,7 +359,7 @@ class MultiprocessIterator(PrefetchingIterator):
 
     def _job(self, converter: BatchConverter | None) -> BatchJob:
         return BatchJob(
-            self._source.dataset,
+            self._batch_maker.dataset,
             converter,
             self._worker_init,
             self._maxtasksperchild,
@@ -379,18 +379,18 @@ class StreamJob(BatchJob):
             self.worker_init(arguments.number)
         reader = reader_of(self.dataset)
 
-        def answer(part: Part) -> Examples:
+        def answer(part: ShardPart) -> Examples:
             found = reader.read(part)
             failure = None if found.failure is None else dump(found.failure)
             return found._replace(failure=failure)
 
         rows = row_writer.RowWriter(end, None, answer)  # which makes all
-        return functools.partial(rows.work, None, self.claims or 0)
+        return functools.partial(rows.run, None, self.claims or 0)
 
 
-def _batch_converter_of(source: BatchMaker, tolerates: bool) -> BatchConverter | None:
-    if source.converter is None:
+def _batch_converter_of(maker: BatchMaker, tolerates: bool) -> BatchConverter | None:
+    if maker.converter is None:
         return None
-    if source.concat is not None:
-        return ConcatConverter(*source.concat, tolerates)
-    return CallableConverter(source.converter, tolerates)
+    if maker.concat is not None:
+        return ConcatConverter(*maker.concat, tolerates)
+    return CallableConverter(maker.converter, tolerates)

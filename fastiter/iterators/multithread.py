@@ -17,7 +17,7 @@ from fastiter.iterators._arguments import OnTimeout, Rank, SeedExamples, Tail
 from fastiter.iterators._batch_maker import BatchMaker
 from fastiter.iterators._device_prefetch import PrefetchingIterator, shared
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._stream_parts import Parts, PartStore
+from fastiter.iterators._stream_parts import PartStore, ShardParts
 
 if TYPE_CHECKING:
     from fastiter._engine.device_stage import DeviceStage
@@ -154,21 +154,21 @@ class MultithreadIterator(PrefetchingIterator):
 
     def _new_stage(self) -> DeviceStage | None:
         # Any other converter gets the device, in this thread.
-        is_host = self._source.concat is None or self._seeding is not None
+        is_host = self._batch_maker.concat is None or self._seeding is not None
         return None if is_host else super()._new_stage()
 
     def _new_executor(self) -> Executor:
         if self._seeding is not None:  # the generators are the process's
             return self._caller_executor()
-        source = self._source
+        maker = self._batch_maker
         finish: Callable[[Any], Any] | None = None
-        converts_here = self._device is not None and source.takes_device
+        converts_here = self._device is not None and maker.takes_device
         if self._stage is not None:
             finish = self._stage.begin
         elif self._device is not None:
-            finish = source.convert if converts_here else source.sent
+            finish = maker.convert if converts_here else maker.sent
         return ThreadExecutor(
-            source,
+            maker,
             self._most_rows(),
             self._lock,
             self._timer,
@@ -187,7 +187,7 @@ class MultithreadIterator(PrefetchingIterator):
         self._tuner = None
         if self._seeding is not None:
             return self._caller_executor()
-        parts, n = Parts(store.stream), self._n_threads
+        parts, n = ShardParts(store.stream), self._n_threads
         executor = ThreadExecutor(
             BatchMaker(parts, None, None),
             1,

@@ -61,7 +61,7 @@ class ClusterPool(Pool):
         """Issues the helper's warnings, too: this is called again and again, also by a next() that
         does not wait, as long as workers are being started, which does not end here."""
         super()._start_missing()
-        self.is_starting = self.has_to_look = True
+        self.is_starting = self.needs_check = True
         for number, text in self.job.facts.get().get("warnings", ()):
             if number > self._n_warned:
                 self._n_warned = number
@@ -169,7 +169,7 @@ class RayIterator(MultiprocessIterator):
         if address is None:
             address = ray.get_runtime_context().gcs_address if ray.is_initialized() else "auto"
         return ClusterJob(
-            image_of(self._source.dataset, self._worker_init),
+            image_of(self._batch_maker.dataset, self._worker_init),
             converter,
             None,
             None,

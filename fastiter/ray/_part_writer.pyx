@@ -177,7 +177,7 @@ cdef class PartWriter(RowWriter):
         if not ring.schedule(plan):
             raise MemoryError("a batch has no room in the memory of a worker")
         self.end.worker.most_sleep = 0
-        self.work(None, 0)
+        self.run(None, 0)
         lease, codes = ring.take_irregular()
         payload = numpy.frombuffer(lease, numpy.uint8)  # the lease lives as long as its slices
         if lease.schema is not None:

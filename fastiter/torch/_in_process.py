@@ -201,7 +201,9 @@ class InProcessIterator(LoaderIterator):
         return before._replace(n_yielded=before.n_yielded + 1), data
 
     def _own_state(self) -> dict[str, Any]:
-        begun = next(iter(self._planner.works()), None)  # of a batch that an interrupt has left
+        begun = next(
+            iter(self._planner.begun_work()), None
+        )  # of a batch that an interrupt has left
         left = None if begun is None else begun.state
         state = self._batches.state() if left is None else left
         return {

@@ -47,7 +47,7 @@ class _BatchTimeout:
     def slice(self, most: float) -> float:
         return most if not self.seconds else max(0.0, min(most, self._end - status.now()))
 
-    def look(self, goal: str) -> None:
+    def check(self, goal: str) -> None:
         if self.seconds and status.now() >= self._end:
             raise RuntimeError(f"DataLoader timed out after {self.seconds} seconds")
 

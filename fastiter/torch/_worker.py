@@ -111,7 +111,7 @@ class LoaderJob(BatchJob):
             dataset.next_seed = rows.own_seed
 
         def work() -> None:
-            rows.work(self.batch_converter, 0)
+            rows.run(self.batch_converter, 0)
             maker.end()
 
         return work

@@ -135,7 +135,7 @@ def test_l8_a_slot_comes_back_with_the_event_of_its_copy(world, build):
     assert slots_of(iterator)["leased"] == taken
     world.machine.go_on()
     assert slots_of(iterator)["leased"] == taken  # nothing looks before the next call
-    iterator._source.gpu().poll()
+    iterator._batch_maker.gpu().poll()
     assert slots_of(iterator)["leased"] == 0
     loop.seen.pop(0)
     loop.machine.finish()

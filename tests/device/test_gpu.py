@@ -120,8 +120,8 @@ def test_l8_slots_come_back_after_their_copies_only(cupy, build):
     for number in range(8):
         assert_is(next(iterator), number)
     cupy.cuda.Device().synchronize()
-    iterator._source.gpu().wait(0)
-    copies = iterator._source.gpu()._stream
+    iterator._batch_maker.gpu().wait(0)
+    copies = iterator._batch_maker.gpu()._stream
     with copies:
         spin(cupy, 1500)  # holds up the copies from now on
         behind = cupy.cuda.Event()
@@ -132,7 +132,7 @@ def test_l8_slots_come_back_after_their_copies_only(cupy, build):
     assert leased > 0
     behind.synchronize()
     cupy.cuda.Device().synchronize()
-    iterator._source.gpu().poll()
+    iterator._batch_maker.gpu().poll()
     assert slots_of(iterator)["leased"] < leased
     for number, batch in enumerate(batches, 8):
         assert_is(batch, number)
@@ -158,7 +158,7 @@ def test_slots_are_registered_and_unregistered(cupy, build):
     iterator = build("processes", Wide(64))
     for _ in range(20):
         next(iterator)
-    ranges = dict(iterator._source.gpu()._registration._ranges)
+    ranges = dict(iterator._batch_maker.gpu()._registration._ranges)
     assert ranges
     for address in ranges:
         with pytest.raises(runtime.CUDARuntimeError, match="AlreadyRegistered"):
@@ -207,7 +207,7 @@ def test_memory_is_flat_over_ten_thousand_batches(
             device.append(cupy.get_default_memory_pool().total_bytes() - before)
             resident.append(psutil.Process().memory_info().rss)
             pinned.append(cupy.get_default_pinned_memory_pool().n_free_blocks())
-            registered.append(sum(iterator._source.gpu()._registration._ranges.values()))
+            registered.append(sum(iterator._batch_maker.gpu()._registration._ranges.values()))
     batch = -(-8 * ROW // 512) * 512 + 512  # in the pool's units, and the numbers
     assert max(device) <= 6 * batch
     assert device[-1] <= device[4] + batch  # how far the program may be ahead differs a little

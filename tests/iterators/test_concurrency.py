@@ -226,7 +226,7 @@ def test_an_iterator_is_asked_while_another_thread_iterates():
 
 def test_work_under_way_is_listed_while_another_thread_delivers():
     planner = planner_of(SerialIterator(range(1000), 4))
-    with meanwhile(planner.works, n_threads=2):  # as stats() and finalize() do
+    with meanwhile(planner.begun_work, n_threads=2):  # as stats() and finalize() do
         for _ in range(20_000):
             while planner.ahead().number % 3:
                 planner.ahead().work = object()

@@ -309,9 +309,9 @@ def test_restart_forgets_plans_and_sets_the_state():
 def test_rewind_has_the_same_plans_begun_again():
     planner = make_planner(4, 3)
     plans = [begin(planner) for _ in range(3)]
-    assert planner.works() == [plan.work for plan in plans]
+    assert planner.begun_work() == [plan.work for plan in plans]
     planner.rewind()
-    assert planner.works() == []
+    assert planner.begun_work() == []
     again = [begin(planner) for _ in range(3)]
     assert all(a is b for a, b in zip(plans, again, strict=True))
 

@@ -1,14 +1,22 @@
-"""The documentation: its programs run, and its links lead somewhere."""
+"""The documentation: its programs run, its links lead somewhere, and its names are in the tree."""
 
 from __future__ import annotations
 
+import builtins
+import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
+import keyword
 import os
+import pydoc
 import re
+import subprocess
 import sys
 import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +27,9 @@ import typed
 import fastiter
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "csrc" / "README.md"])
+READMES = [*(ROOT / "fastiter").rglob("README.md"), *(ROOT / "csrc").rglob("README.md")]
+READMES += [ROOT / "bench" / "README.md", ROOT / "examples" / "README.md"]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *READMES])
 TUTORIAL = ROOT / "docs" / "guide" / "tutorial.md"  # its programs build on each other
 # Packages that a program may import besides ours, where they are.
 OTHERS = (
@@ -134,6 +144,138 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not there or (fragment and fragment not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+# ---- names in back-ticks
+
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+WORD = re.compile(r"[A-Za-z_]\w*")
+DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+FILE = re.compile(r"(?<![\w:/.~<-])(?:[\w.-]+/)+(?:[\w.*-]{2,})?")
+CLASS = re.compile(r"^(?:cdef )?class (\w+)(?:\((.*?)\))?:", re.MULTILINE | re.DOTALL)
+# Former names may have stayed in these.
+COMMENT = re.compile(r"(?<!\S)#[^\n]*")
+DOCSTRING = re.compile(r'^ *r?"""(?:[^"\\]|\\.|"(?!""))*"""', re.MULTILINE)
+C_COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*\*/")
+
+#: Names that pages have of others, by who has them. Those of modules are looked up, where these are
+#: installed: `urllib.error.URLError`.
+FOREIGN = {
+    "systems": "MADV_FREE mremap shmem_enabled vm max_map_count overcommit_memory",
+    "variables of the environment": "SSL_CERT_DIR HDF5_USE_FILE_LOCKING PYTHON_GIL"
+    " CUPY_CUDA_PER_THREAD_DEFAULT_STREAM",
+    "C libraries": "omp_set_num_threads cudaEventQuery rdcc_nbytes __dlpack_c_exchange_api__",
+    "loaders": "get_batch MultiNodeWeightedSampler sample_from_datasets stratified IterDataset"
+    " random_map train_size Audio text_file np_array recordio cloud_reader get_cifar10",
+    "trainers": "_MultiProcessingDataLoaderIter TorchTrainer flash_attn_varlen_func mlm"
+    " DataCollatorForLanguageModeling DataCollatorWithFlattening skip_first_batches",
+    "HTTP": "Range",
+    "programs that a page imagines": "NAME_valid ranks_here state_0 state_1 n_classes make_loaders"
+    " set_random_seed tokens_lengths",
+}
+ABSENT = {*OTHERS, "PIL", "huggingface_hub", "paddle"}  # what may not be installed
+
+
+class Tree(NamedTuple):
+    """Names of the sources."""
+
+    listing: str  # paths, by line
+    words: set[str]
+    packages: dict[str, set[str]]  # words by package of fastiter
+    classes: dict[str, set[str]]  # words that a class of fastiter may have, and its bases
+
+    def has(self, owner: str, name: str) -> bool:
+        """Whether the package of a class, or of one of its bases, uses a name."""
+        homes = self.classes[owner]
+        own = any(name in self.packages.get(home, ()) for home in homes)
+        return own or any(self.has(base, name) for base in homes & self.classes.keys() - {owner})
+
+
+@functools.cache
+def tree() -> Tree:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    found = Tree(listing, {*dir(builtins), *keyword.kwlist}, {}, defaultdict(set))
+    found.words.update(" ".join(FOREIGN.values()).split())
+    for name in listing.splitlines():
+        path = ROOT / name
+        found.words.update(WORD.findall(name))
+        is_text = path.suffix in (".md", ".rst", ".txt", ".json", ".png", ".svg", ".ipynb")
+        if is_text or name.startswith("docs/") or not path.is_file():
+            continue
+        comment = C_COMMENT if path.suffix in (".c", ".h", ".pml") else COMMENT
+        code = comment.sub("", path.read_text(errors="replace"))
+        if path == Path(__file__):
+            code = " ".join(re.findall(r"^def test_\w+", code, re.MULTILINE))
+        if name.startswith("fastiter/"):
+            code = DOCSTRING.sub("", code)
+        words = set(WORD.findall(code))
+        found.words.update(words)
+        if name.startswith("fastiter/"):
+            package = str(path.parent)
+            found.packages.setdefault(package, set()).update(words)
+            for owner, bases in CLASS.findall(code):
+                found.classes[owner] |= {package, *WORD.findall(bases)}
+    return found
+
+
+def is_of_a_module(dotted: str) -> bool:
+    """Whether another library has this object, as far as that can be seen here."""
+    head, _, rest = dotted.partition(".")
+    head = {"np": "numpy"}.get(head, head)
+    if importlib.util.find_spec(head) is None:
+        return head in ABSENT
+    return pydoc.locate(f"{head}.{rest}" if rest else head) is not None
+
+
+def unknown_names(text: str) -> Iterator[str]:
+    """Of what stands in back-ticks on a page, that which is nowhere in the tree."""
+    known = tree()
+    programs = set(WORD.findall(" ".join(fence[2] for fence in FENCE.finditer(text))))
+    for match in SPAN.finditer(FENCE.sub("", text)):
+        span = match[1]
+        is_name = re.fullmatch(r"[\w.]+(\(.*\))?", span) is not None
+        for dotted in DOTTED.findall(re.sub(r"\w+\*", "", span)):
+            words = dotted.split(".")
+            for word in set(words) - known.words - programs:
+                is_code = is_name or "_" in word or re.search("[a-z][A-Z]", word)
+                if is_code and not is_of_a_module(dotted):
+                    yield f"{word} in `{span}`"
+            for owner, name in itertools.pairwise(words):
+                if owner in known.classes and not known.has(owner, name):
+                    yield f"{owner} has no {name}: `{span}`"
+        for file in FILE.findall(span):
+            pattern = "(?:^|/)" + re.escape(file).replace(r"\*", "[^/\n]*")
+            is_ours = re.search(
+                f"^(?:(?:fastiter|csrc|docs)/)?{re.escape(file.split('/')[0])}/",
+                known.listing,
+                re.M,
+            )
+            if is_ours and not re.search(pattern, known.listing, re.MULTILINE):
+                yield f"{file} in `{span}`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_in_back_ticks_are_in_the_tree(page: Path) -> None:
+    assert list(unknown_names(page.read_text())) == []
+
+
+def test_a_name_that_is_not_in_the_tree_is_found() -> None:
+    wrong = (
+        "`Pool.look_at_starts` `Plan.lease`, `fi_parent_repair(p)`: `np.no_such` `_ring/merge.py`"
+    )
+    assert [name.partition(" ")[0] for name in unknown_names(wrong)] == [
+        *(
+            "look_at_starts",
+            "Pool",
+            "Plan",
+            "fi_parent_repair",
+            "no_such",
+            "_ring/merge.py",
+        )
+    ]
+    right = "`Pool.wait` `Loop`, `fi_parent_take(p)`: `np.nan` `_ring/arena` `.ci/run` `xeon_*.txt`"
+    assert list(unknown_names(f"{right}\n```python\nmine = 1\n```\n`mine`")) == []
 
 
 MODULES = [

@@ -1,7 +1,7 @@
 """The layout of the sources: which package may import which, and how big files and folders get.
 
-``python tests/packaging/test_layout.py`` prints the packages in import order with their
-sources and lines, and every import that points upwards.
+``python tests/packaging/test_layout.py`` prints the tables of packages that pages have, the
+packages in import order with their sources and lines, and every import that points upwards.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ MAX_LINES = {"fastiter": 600, "csrc": 600}  # of a file; 900 of tests and benchm
 MAX_SOURCES = 15
 # Each package imports only what stands before it, and itself. __init__ is fastiter's own, which
 # offers the public names.
-ORDER = (
-    *("errors", "_clib", "_util", "_order", "_plan", "_ring", "_device", "_collate"),
-    *("_fetch", "_stats", "_workers", "_threads", "_engine", "dataset", "datasets", "iterators"),
-    *("tokens", "reader"),
-    *("random", "kernels"),
-    "ray",
-    *("interop", "torch", "__init__", "_cli", "__main__"),
-)
+LAYERS = {
+    "basics": ("errors", "_clib", "_util"),
+    "content of batches": ("_order", "_plan", "_ring", "_device", "_collate", "_fetch", "_stats"),
+    "workers, which executors use": ("_workers", "_threads"),
+    "loop and executors": ("_engine",),
+    "public names": (
+        *("dataset", "datasets", "iterators", "tokens", "reader", "random", "kernels"),
+        *("ray", "interop", "torch", "__init__"),
+    ),
+    "commands": ("_cli", "__main__"),
+}
+ORDER = tuple(package for packages in LAYERS.values() for package in packages)
 # One file for each public class, and what these share.
 MANY_SOURCES = {"fastiter/datasets", "fastiter/iterators"}
 ENTRIES = 27  # of fastiter/, folders and files
@@ -307,7 +311,45 @@ def test_no_folder_is_too_full():
     assert len({path.parts[1] for path in listed("fastiter")}) <= ENTRIES
 
 
+def place_of(package: str) -> Path:
+    """The folder or file of a package."""
+    folder = TOP / "fastiter" / package
+    return folder if folder.is_dir() else folder.with_suffix(".py")
+
+
+def table_of_packages() -> str:
+    """What each package holds, by the first sentence of its docstring."""
+    first = (TOP / "csrc" / "README.md").read_text().split("\n\n")[1].partition(".")[0]
+    rows = [("csrc/", first.replace("\n", " "))]
+    for package in ORDER:
+        place = place_of(package)
+        source = place / "__init__.py" if place.is_dir() else place
+        text = ast.get_docstring(ast.parse(source.read_text())) or ""
+        sentence = re.split(r"\.\s|\.$", text, maxsplit=1)[0].replace("\n", " ")
+        rows.append((place.name + "/" * place.is_dir(), sentence.replace("``", "`")))
+    lines = ["| package | holds |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def table_of_layers() -> str:
+    """The packages of each layer, from the one that imports all others downwards."""
+    rows = [
+        (layer, ", ".join(f"`{place_of(package).name}`" for package in LAYERS[layer]))
+        for layer in reversed(LAYERS)
+    ]
+    rows.append(("C", "`csrc`: [C11 without Python and NumPy](ring.md)"))
+    lines = ["| layer | packages |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def test_pages_have_the_tables_of_packages():
+    """As ``python tests/packaging/test_layout.py`` prints them."""
+    assert table_of_packages() in (TOP / "CONTRIBUTING.md").read_text()
+    assert table_of_layers() in (TOP / "docs" / "internals" / "architecture.md").read_text()
+
+
 def main() -> int:
+    print(table_of_packages(), table_of_layers(), sep="\n")
     imports, faults = imports_of(TOP), faults_of(TOP)
     print(f"{'package':12} {'sources':>7} {'lines':>7}  imports")
     for place, package in enumerate(ORDER):

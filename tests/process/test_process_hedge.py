@@ -186,7 +186,7 @@ def test_hung_rows_that_were_won_cost_no_worker(make, tmp_path):
     )
     assert indices(list(iterator)) == list(range(64))
     wait_until(
-        lambda: pool_of(iterator).look() or iterator.stats().timeouts >= 4, "losers are ended"
+        lambda: pool_of(iterator).check() or iterator.stats().timeouts >= 4, "losers are ended"
     )
     stats = iterator.stats()
     assert (stats.deaths, stats.errors) == (0, 0)

@@ -329,7 +329,7 @@ def test_a_worker_that_sigkill_does_not_end_is_abandoned(make, tmp_path, freezer
     frozen = [int(pid) for pid in (freezer / "cgroup.procs").read_text().split()]
     assert len(frozen) == 1 and all(map(is_alive, frozen))
     kept += [next(iterator)]
-    wait_until(lambda: pool_of(iterator).look() or iterator.stats().abandoned, "it is given up")
+    wait_until(lambda: pool_of(iterator).check() or iterator.stats().abandoned, "it is given up")
     assert (iterator.stats().deaths, iterator.stats().abandoned) == (0, 1)
     assert len({*pids_of(iterator)} - {*frozen}) == 2  # as many as before work
     kept += [next(iterator) for _ in range(2)]
@@ -337,7 +337,7 @@ def test_a_worker_that_sigkill_does_not_end_is_abandoned(make, tmp_path, freezer
     wait_until(lambda: not any(map(is_alive, frozen)), "the workers have ended")
     kept += iterator
     assert [indices(batch) for batch in kept] == np.arange(64).reshape(8, 8).tolist()
-    wait_until(lambda: pool_of(iterator).look() or not iterator.stats().abandoned, "it is noticed")
+    wait_until(lambda: pool_of(iterator).check() or not iterator.stats().abandoned, "it is noticed")
     iterator.finalize()
     assert children() <= before
 

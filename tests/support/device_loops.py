@@ -123,5 +123,5 @@ def wait_for_ready(iterator):
     pool, ring = pool_of(iterator), ring_of(iterator)
     pool.wait()
     while ring.count_ready < len(ring.scheduled):
-        pool.look()  # for rows that hang (--stuck-rows)
+        pool.check()  # for rows that hang (--stuck-rows)
         time.sleep(0.001)

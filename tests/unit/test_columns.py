@@ -19,7 +19,7 @@ from fastiter import (
     concat_examples,
 )
 from fastiter._collate.collate import collate
-from fastiter._collate.columns import collate_columns, examples_of, join_parts
+from fastiter._collate.columns import collate_columns, examples_of, join_columns
 from fastiter._collate.padding import Padding
 from fastiter._fetch.gather import ColumnReader
 from fastiter.dataset import TabularDataset, tabular
@@ -442,7 +442,7 @@ def test_joined_parts_of_columns_have_the_dtypes_of_their_joined_examples(dtype,
     parts = [(np.arange(12).reshape(4, 3).astype(dtype), np.arange(4)) for _ in range(2)]
     examples = [example for part in parts for example in examples_of(dataset, part, 4)]
     rule = Padding(padding)
-    columns = join_parts(parts)
+    columns = join_columns(parts)
     if columns is not None:
         made = collate_columns(dataset, columns, 8, rule, False, own=True)
         for array, expected in zip(made, collate(examples, rule), strict=True):

@@ -87,18 +87,18 @@ def test_of_columns_the_dataset_itself_says_which_row_does_not_exist():
 
 def test_columns_change_when_an_eighth_of_the_rows_did_not_fit():
     learner = ColumnLearner(32)
-    first = learner.told(None, 16, [np.zeros(3)] * 16)
+    first = learner.learn(None, 16, [np.zeros(3)] * 16)
     assert first is learner.schema is not None
-    assert learner.told(first, 16, [np.zeros(4)]) is None
-    assert learner.told(first, 16, []) is None
-    wider = learner.told(first, 16, [np.zeros(4)] * 2)
+    assert learner.learn(first, 16, [np.zeros(4)]) is None
+    assert learner.learn(first, 16, []) is None
+    wider = learner.learn(first, 16, [np.zeros(4)] * 2)
     assert wider is learner.schema is not first
     assert wider.has_lists  # which fits both shapes
     # Of a batch that was begun with the columns of before:
-    assert learner.told(first, 16, [1] * 16) is None
+    assert learner.learn(first, 16, [1] * 16) is None
 
 
 def test_columns_change_a_few_times_at_most():
     learner = ColumnLearner(32, 1)
-    assert learner.told(None, 1, [1]) is not None
-    assert learner.told(learner.schema, 1, ["text"]) is None
+    assert learner.learn(None, 1, [1]) is not None
+    assert learner.learn(learner.schema, 1, ["text"]) is None

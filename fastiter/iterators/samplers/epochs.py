@@ -46,8 +46,8 @@ class RowsOfEpochs(EpochSampler):
         assert epochs is not None
         if inner is not None and is_of_users(inner):
             return None
-        told = None if inner is None else (inner.kind, inner.arguments())
-        return epochs.words, epochs.arguments, told
+        identity = None if inner is None else (inner.kind, inner.arguments())
+        return epochs.words, epochs.arguments, identity
 
 
 class EpochOrder:
