@@ -165,6 +165,8 @@ persistent_workers, pin_memory_device, in_order
         if is_safe:
             _torch_context.__set__(self, None)
 
+    _iterations = None  # TEMPORARY
+
     def _get_iterator(self) -> Any:
         """Make an iterator. A subclass may put it into one of its own."""
         self._last_iteration = LastIteration()
