@@ -98,8 +98,7 @@ class ProcessExecutor:
         shutdown.block_if_exiting(self._lock)
         # Not started yet, or the last start failed and said why.
         plans.rewind()
-        new_pool = self._new_pool and self._new_pool()
-        assert new_pool is not None
+        new_pool: Any = self._new_pool and self._new_pool()
         return self.use(new_pool(n_rows, self.n_workers, self.n_prefetch))
 
     def use(self, pool: Pool) -> Pool:

@@ -273,13 +273,13 @@ class _Patches:
             self._all = [*self._all, patched]
             if os.environ.get("FASTITER_RUN") != "0":
                 _torchs.__reduce_ex__ = _reduced
-                _replace(_torchs, DataLoader)
+                _replace(_torchs, ProgramLoader)
 
     def remove(self, patched: Patch) -> None:
         with self._lock:
             self._all = [each for each in self._all if each is not patched]
             if not self._all:
-                _replace(DataLoader, _torchs)
+                _replace(ProgramLoader, _torchs)
                 with contextlib.suppress(AttributeError):
                     del _torchs.__reduce_ex__
 
@@ -327,13 +327,17 @@ class _AnyLoader(type):
     """Has ``isinstance(loader, DataLoader)`` hold for loaders of torch's class, too."""
 
     def __instancecheck__(cls, found: Any) -> bool:
-        return isinstance(found, _torchs) if cls is DataLoader else super().__instancecheck__(found)
+        return (
+            isinstance(found, _torchs) if cls is ProgramLoader else super().__instancecheck__(found)
+        )
 
     def __subclasscheck__(cls, found: Any) -> bool:
-        return issubclass(found, _torchs) if cls is DataLoader else super().__subclasscheck__(found)
+        return (
+            issubclass(found, _torchs) if cls is ProgramLoader else super().__subclasscheck__(found)
+        )
 
 
-class DataLoader(_loader.DataLoader[_T_co], metaclass=_AnyLoader):
+class ProgramLoader(_loader.DataLoader[_T_co], metaclass=_AnyLoader):
     """`fastiter.torch.DataLoader` where the program says torch's: what fastiter refuses is left to
     torch's class, and the record says why."""
 
@@ -354,7 +358,7 @@ class DataLoader(_loader.DataLoader[_T_co], metaclass=_AnyLoader):
             self.__dict__.pop("_DataLoader__initialized", None)
             _torchs.__init__(self, *arguments, **keywords)  # or its error
             record.left_to_torch = _reason(refused)
-        if type(self)._get_iterator is not DataLoader._get_iterator:
+        if type(self)._get_iterator is not ProgramLoader._get_iterator:
             record.left_to_torch = f"{type(self).__qualname__} overrides _get_iterator"
         record.batch_size, record.num_workers = self.batch_size, self.num_workers
         record.compares = _patches.compares
@@ -426,7 +430,9 @@ class DataLoader(_loader.DataLoader[_T_co], metaclass=_AnyLoader):
         return state
 
 
-functools.update_wrapper(DataLoader.__init__, _loader.DataLoader.__init__)  # for its signature
+functools.update_wrapper(ProgramLoader.__init__, _loader.DataLoader.__init__)  # for its signature
+DataLoader = ProgramLoader  # by this name it is pickled
+ProgramLoader.__name__ = ProgramLoader.__qualname__ = "DataLoader"
 
 
 def _place(loader: Any) -> tuple[str, int]:
