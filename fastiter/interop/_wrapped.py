@@ -124,8 +124,7 @@ def tuple_like(value: tuple[Any, ...], parts: list[Any]) -> Any:
 
 
 def mapping_like(value: MutableMapping[Any, Any], parts: dict[Any, Any]) -> Any:
-    """A mapping of the type of ``value`` with ``parts``; keeps attributes such as a default
-    factory."""
+    """A mapping of the type and attributes of ``value``, with ``parts``."""
     if type(value) is dict:
         return parts
     other = copy.copy(value)

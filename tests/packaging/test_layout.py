@@ -37,12 +37,12 @@ ENTRIES = 27  # of fastiter/, folders and files
 # Most lines of each package of fastiter/, with stubs, of its files beside packages, and of csrc/
 # without the model. They are to fall; a higher number needs a decision page.
 CEILINGS = {
-    "_cli": 2_770,
+    "_cli": 2_760,
     "_clib": 1_790,
     "_collate": 1_550,
     "_device": 910,
     "_engine": 1_310,
-    "_fetch": 4_220,
+    "_fetch": 4_210,
     "_order": 2_020,
     "_plan": 1_850,
     "_ring": 3_780,
@@ -55,7 +55,7 @@ CEILINGS = {
     "datasets": 3_280,
     "files": 530,
     "interop": 500,
-    "iterators": 4_915,
+    "iterators": 4_900,
     "ray": 1_150,
     "reader": 1_000,
     "tokens": 1_320,
