@@ -26,7 +26,7 @@ class Executor(Protocol):
     Attributes
     ----------
     seed : (int, int)
-        Of the random numbers of examples. Set when a state is loaded, before `drop`.
+        Seed of the random numbers of examples. Set when a state is loaded, before `drop`.
     n_workers, n_prefetch : int
         Present number of workers, and of batches made ahead; 0 where the caller makes them.
     arena : Arena or None

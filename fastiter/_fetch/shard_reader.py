@@ -131,7 +131,7 @@ class ShardReader:
     ----------
     shards : list
     open_shard : callable
-        Opens one of them.
+        ``open_shard(shard)`` opens one of them.
     most : int
         Shards that stay open.
     seeds : ShardSeeds, optional

@@ -25,7 +25,7 @@ def progress(iterator: Iterator[Any], **options: Any) -> Progress:
     Parameters
     ----------
     iterator : SerialIterator, MultithreadIterator or MultiprocessIterator
-        It may be in the middle of an epoch. Worker processes are started if they are not.
+        Iterator, perhaps in the middle of an epoch. Worker processes are started if they are not.
     **options
         Of ``tqdm.auto.tqdm``: ``disable``, ``file``, ``leave``, ``position``, ``desc`` (shown
         before the epoch), ``postfix`` (shown before the share of waiting) and so on.

@@ -440,7 +440,7 @@ class PlannedIterator(Loop, IteratorProperties):
         Parameters
         ----------
         serializer : callable
-            Called as ``serializer(key, value)`` with the keys current_position, epoch,
+            Callable, called as ``serializer(key, value)`` with the keys current_position, epoch,
             is_new_epoch, order, previous_epoch_detail and example_seed; -1 stands where None
             would. With a sampler that has a seed also order_sampler, with ``on_error`` also
             skipped.

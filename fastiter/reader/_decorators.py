@@ -31,7 +31,7 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
     batch_size : int
         Samples of a batch.
     drop_last : bool
-        Leave out the last batch if it is shorter.
+        Whether to leave out the last batch if it is shorter.
 
     Returns
     -------
@@ -60,7 +60,7 @@ def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
     Parameters
     ----------
     func : callable
-        Called with one sample of each reader.
+        Function of one sample of each reader.
     *readers : callable
         The shortest one ends the pass.
 
@@ -114,7 +114,7 @@ def chain(*readers: Reader) -> Reader:
     Parameters
     ----------
     *readers : callable
-        Each is opened when the one before has ended.
+        Readers, each opened when the reader before it has ended.
 
     Returns
     -------
@@ -140,7 +140,7 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
     ----------
     *readers : callable
     check_alignment : bool
-        Require that all readers end together; if False, the shortest one ends the pass.
+        Whether all readers must end together; if False, the shortest one ends the pass.
 
     Returns
     -------
