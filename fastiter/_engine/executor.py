@@ -1,4 +1,4 @@
-"""What makes the batches of plans: the protocol of executors, and what they have in common."""
+"""Executors, which make the batches of plans: their protocol, and their common parts."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Examples(NamedTuple):
     size: int  #: how many there were, with the others
     is_end: bool  #: whether the shard has no more
     state: Any  #: of the source after them; None if it has none
-    failure: Any  #: what the shard raised after them, or None
+    failure: Any  #: exception of the shard after them, or None
 
 
 class ShardSeeds(NamedTuple):

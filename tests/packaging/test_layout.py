@@ -318,7 +318,7 @@ def place_of(package: str) -> Path:
 
 
 def table_of_packages() -> str:
-    """What each package holds, by the first sentence of its docstring."""
+    """The packages, each with the first sentence of its docstring."""
     first = (TOP / "csrc" / "README.md").read_text().split("\n\n")[1].partition(".")[0]
     rows = [("csrc/", first.replace("\n", " "))]
     for package in ORDER:
