@@ -59,13 +59,9 @@ def _kind(arrow_type: Any) -> str:
     import pyarrow.types as types
 
     for name in (*_STRINGS, *_LISTS, "fixed_size_list", "fixed_size_binary", "boolean", "date32"):
-        if getattr(types, f"is_{name}", _never)(arrow_type):
+        if getattr(types, f"is_{name}", lambda _: False)(arrow_type):
             return name
     return ""
-
-
-def _never(arrow_type: Any) -> bool:
-    return False
 
 
 def number_dtype(arrow_type: Any) -> np.dtype[Any] | None:

@@ -124,10 +124,7 @@ class IteratorStats(IteratorCounts):
                 "and subtract the earlier one from the later one"
             )
         before = {worker.number: worker for worker in earlier.workers}
-        workers = tuple(
-            worker - before[worker.number] if worker.number in before else worker
-            for worker in self.workers
-        )
+        workers = tuple(w - before[w.number] if w.number in before else w for w in self.workers)
         known = {node.node: node for node in earlier.nodes}
         nodes = tuple(n - known[n.node] if n.node in known else n for n in self.nodes)
         changes = self.changes[len(earlier.changes) :]

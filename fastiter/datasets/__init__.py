@@ -1,4 +1,8 @@
-"""Datasets: columns put together, parts of datasets, files."""
+"""Datasets: columns put together, parts of datasets, files.
+
+Constructors check their arguments at once: TypeError or ValueError names the argument, what was
+given, and what is expected.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,7 @@ from fastiter.datasets.labeled_zipped_image_dataset import LabeledZippedImageDat
 from fastiter.datasets.multi_zipped_image_dataset import MultiZippedImageDataset
 from fastiter.datasets.npy_dataset import NpyDataset
 from fastiter.datasets.pickle_dataset import PickleDataset, open_pickle_dataset
-from fastiter.datasets.pickle_dataset_writer import (
-    PickleDatasetWriter,
-    open_pickle_dataset_writer,
-)
+from fastiter.datasets.pickle_dataset_writer import PickleDatasetWriter, open_pickle_dataset_writer
 from fastiter.datasets.split import (
     get_cross_validation_datasets,
     get_cross_validation_datasets_random,

@@ -53,11 +53,6 @@ class StreamDataset:
     interleave : int
         Most shards that are read at a time. More workers than shards have little to do.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong.
-
     Examples
     --------
     >>> texts = {"a": "fast", "b": "data"}

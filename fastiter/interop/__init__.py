@@ -1,4 +1,4 @@
-"""Adapters of iterators and datasets for PyTorch, JAX and Chainer.
+"""Adapters of iterators for PyTorch, JAX and Chainer.
 
 A function imports its library when it is first called. ImportError says what to install where that
 does not work.
@@ -7,8 +7,7 @@ does not work.
 from __future__ import annotations
 
 from fastiter.interop._chainer import as_chainer
-from fastiter.interop._from_torch import from_torch
 from fastiter.interop._jax import JaxIterator, as_jax
 from fastiter.interop._torch import TorchIterator, as_torch
 
-__all__ = ["JaxIterator", "TorchIterator", "as_chainer", "as_jax", "as_torch", "from_torch"]
+__all__ = ["JaxIterator", "TorchIterator", "as_chainer", "as_jax", "as_torch"]

@@ -36,10 +36,6 @@ def as_jax(iterator: Iterable[Any], sharding: Any = None) -> JaxIterator:
         processes, as to ``jax.make_array_from_process_local_data``. None: arrays of this process,
         on JAX's default device.
 
-    Returns
-    -------
-    JaxIterator
-
     Raises
     ------
     TypeError

@@ -26,10 +26,6 @@ def as_torch(iterator: Iterator[Any]) -> TorchIterator:
         field by field first, also in nested tuples and dicts, and in lists whose parts differ in
         shape.
 
-    Returns
-    -------
-    TorchIterator
-
     Raises
     ------
     TypeError

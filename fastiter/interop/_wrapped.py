@@ -7,13 +7,15 @@ import importlib
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from fastiter._util.context import Closing
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from typing_extensions import Self
 
 
-class Wrapped:
+class Wrapped(Closing):
     """Wraps an iterator, and delegates to it what the wrapper does not define.
 
     The iterator stays usable. Its own end or ``finalize()`` closes it, not the wrapper's deletion.
@@ -58,10 +60,8 @@ class Wrapped:
         if finalize is not None:
             finalize()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Finalize the wrapped iterator; the same as `finalize`."""
         self.finalize()
 
     def __del__(self) -> None:
@@ -95,10 +95,6 @@ class EpochLoops(Wrapped):
         elif getattr(inner, "repeat", True) is False and getattr(inner, "epoch", 0) > 0:
             self.reset()
         return _OneLoop(self)
-
-    def close(self) -> None:
-        """Finalize the wrapped iterator; the same as `finalize`."""
-        self.finalize()
 
 
 class _OneLoop(Wrapped):

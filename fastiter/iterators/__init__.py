@@ -1,4 +1,8 @@
-"""Iterators over datasets, and the samplers that give them their order."""
+"""Iterators over datasets, and the samplers that give them their order.
+
+Constructors check their arguments at once: TypeError or ValueError names the argument, what was
+given, and what is expected.
+"""
 
 from __future__ import annotations
 

@@ -140,23 +140,16 @@ def checked_cuts(
     return None, False, CallableBatches(batch_sampler)
 
 
-def check_of_stream(
-    shuffle: Any,
-    order_sampler: Any,
-    batch_sampler: Any,
-    skip_steps: Any,
-) -> None:
+def check_of_stream(shuffle: Any, order_sampler: Any, batch_sampler: Any, skip_steps: Any) -> None:
     """Refuse arguments that a `StreamDataset` decides itself, or that need indices."""
     if shuffle or order_sampler is not None:
         raise ValueError(
             "shuffle and order_sampler need a dataset with indices: a StreamDataset shuffles by "
             "its own seed= and window="
         )
-    for name, value, default in (
-        ("batch_sampler", batch_sampler, None),
-        ("skip_steps", tuple(skip_steps), ()),
-    ):
-        if value is not default and value != default:
+    given = {"batch_sampler": batch_sampler is not None, "skip_steps": len(tuple(skip_steps)) > 0}
+    for name, is_given in given.items():
+        if is_given:
             raise ValueError(
                 f"{name} needs a dataset with indices, which a StreamDataset has not: leave it out"
             )

@@ -37,23 +37,11 @@ from fastiter._util.failures import AllSkipped, Failure
 from fastiter._util.ranks import iterator_ranks
 from fastiter.datasets.arrow_dataset import arrow_source
 from fastiter.datasets.stream_dataset import StreamDataset
-from fastiter.iterators import _arguments
-from fastiter.iterators._addresses import (
-    Preview,
-    SkippingPlanner,
-    checked_ranges,
-)
+from fastiter.iterators import _arguments, _skips
+from fastiter.iterators._addresses import Preview, SkippingPlanner, checked_ranges
 from fastiter.iterators._batch_maker import BatchMaker, concat_of
 from fastiter.iterators._properties import IteratorProperties
-from fastiter.iterators._skips import (
-    DEFAULT_LIMIT,
-    OnError,
-    ShardPolicy,
-    SkipPolicy,
-    batch_of_none,
-    checked,
-    nothing_left,
-)
+from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.epochs import sampler_of_epochs
@@ -132,8 +120,8 @@ class PlannedIterator(Loop, IteratorProperties):
             _arguments.check_same_on_ranks(self._sampler)
         self._converter = _arguments.checked_converter(converter, device)
         self._device = device
-        self._on_error, self._skip_limit = checked(on_error, skip_limit)
-        self._skips = None if on_error == "raise" else SkipPolicy(on_error, self._skip_limit)
+        self._on_error, self._skip_limit = _skips.checked(on_error, skip_limit)
+        self._skips = None if on_error == "raise" else _skips.SkipPolicy(on_error, self._skip_limit)
         self._seed_examples = seed_examples
         self._dataset_len = functools.partial(dataset_length, counted)
         cutting: dict[str, Any] = {
@@ -150,7 +138,7 @@ class PlannedIterator(Loop, IteratorProperties):
             seed = _arguments.seed_of_stream(dataset, seed_examples)
             self._planner: Planner = StreamPlanner(dataset, seed=seed, **cutting)
             if self._skips is not None:
-                self._planner.policy = ShardPolicy(on_error, self._skip_limit)
+                self._planner.policy = _skips.ShardPolicy(on_error, self._skip_limit)
             self._open()
             return
         seed = seed_of(self._sampler, num_ranks)
@@ -296,7 +284,8 @@ class PlannedIterator(Loop, IteratorProperties):
             At the end of the iteration, without ``repeat``.
         RuntimeError
             After `finalize`; and where this thread is in ``next()`` already, as a callable that
-            the iterator calls is, and a signal handler may be.
+            the iterator calls is, and a signal handler may be. There `reset`, `seek` and loading a
+            state raise it, too.
         Exception
             Exceptions of the dataset, the order sampler or the converter. After a dataset's or
             converter's error the next call continues with the following batch, after an order
@@ -326,11 +315,11 @@ class PlannedIterator(Loop, IteratorProperties):
             if type(batch) is not AllSkipped:
                 return batch
             if planner.num_ranks > 1:  # which stay in step
-                batch = plan.outcome = batch_of_none(batch, self._converter is not None)
+                batch = plan.outcome = _skips.batch_of_none(batch, self._converter is not None)
                 return batch
             n_passed += len(indices)
             if n_passed >= self._epoch_size:
-                return nothing_left(n_passed, batch)
+                return _skips.nothing_left(n_passed, batch)
             self._pass_over()
             batch.clear()
             plan = planner.peek()
@@ -374,17 +363,7 @@ class PlannedIterator(Loop, IteratorProperties):
         return self._planner.n_steps(state.cuts, 0, state.whole_size)
 
     def reset(self) -> None:
-        """Go back to the start of the first epoch, with a new order.
-
-        A finalized iterator is open again afterwards, where that is supported.
-
-        Raises
-        ------
-        NotImplementedError
-            If the iterator is finalized and of a kind that cannot be reopened.
-        RuntimeError
-            Where this thread is in ``next()``.
-        """
+        """Go back to the start of the first epoch, with a new order."""
         self._refuse_inside_next("reset()")
         with self._lock:
             self._check_reopenable("reset")
@@ -398,8 +377,9 @@ class PlannedIterator(Loop, IteratorProperties):
     def finalize(self) -> None:
         """End the iteration and release threads, processes and memory, in bounded time.
 
-        Batches already delivered stay valid. May be called in any state and any number of
-        times. ``close`` is the same.
+        Batches already delivered stay valid. May be called in any state and any number of times.
+        ``close`` is the same. `reset`, `seek` and a loaded state open the iterator again; of a kind
+        that cannot be reopened they raise NotImplementedError.
         """
         if "_executor" not in self.__dict__:
             return  # the constructor failed before there was anything to release
@@ -450,8 +430,6 @@ class PlannedIterator(Loop, IteratorProperties):
         ValueError
             On loading, if the values cannot be a state of this iterator, which then stays as it
             is; on saving, if batches have overtaken others (``in_order=False``): use `state_dict`.
-        NotImplementedError
-            On loading, if the iterator is finalized and of a kind that cannot be reopened.
         """
         with self._lock:
             record = exchange(serializer, self._planner)
@@ -491,8 +469,6 @@ class PlannedIterator(Loop, IteratorProperties):
         ------
         ValueError
             If it cannot be a state of this iterator, which then stays as it is.
-        NotImplementedError
-            If the iterator is finalized and of a kind that cannot be reopened.
         """
         self._refuse_inside_next("load_state_dict()")
         with self._lock:
@@ -514,10 +490,6 @@ class PlannedIterator(Loop, IteratorProperties):
         ------
         LookupError, ValueError
             As `batch_at`.
-        NotImplementedError
-            If the iterator is finalized and of a kind that cannot be reopened.
-        RuntimeError
-            Where this thread is in ``next()``.
         """
         self._refuse_inside_next("seek()")
         self._refuse_of_stream("seek()")

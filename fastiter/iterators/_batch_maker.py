@@ -12,12 +12,7 @@ from fastiter._collate.columns import collate_columns
 from fastiter._collate.numpy_fallback import fill_casts
 from fastiter._collate.padding import Padding
 from fastiter._device import devices
-from fastiter._fetch.dataset_access import (
-    ColumnGatherer,
-    PlainColumns,
-    column_getter,
-    columns_of,
-)
+from fastiter._fetch.dataset_access import ColumnGatherer, PlainColumns, column_getter, columns_of
 from fastiter._fetch.reader import DatasetReader, reader_of
 from fastiter._fetch.seeded import SeededCall, SeededExamples
 from fastiter._util.failures import Failure, FailurePolicy, is_skippable
@@ -179,7 +174,7 @@ class BatchMaker:
         if plain is not None:
             if not plain.reader.is_fixed:
                 return self.gather_lists(plain, indices)
-            if not fills_suit(plain, concat.padding):
+            if not self.fills_suit(plain):
                 return None
             if concat.padding.is_none and self._device is None and not plain.delegates:
                 self.gather = plain.reader.gather
@@ -196,8 +191,13 @@ class BatchMaker:
         return collate_columns(self.dataset, columns, len(indices), *concat, indices=indices)
 
     def fills_suit(self, plain: PlainColumns) -> bool:
-        """Whether the batch is the rows of the columns."""
-        return self.concat is not None and fills_suit(plain, self.concat.padding)
+        """Whether concat_examples' result is the rows of the columns: it accepts the padding, which
+        has no effect on rows of equal shapes."""
+        if self.concat is None or (padding := self.concat.padding).is_none:
+            return self.concat is not None
+        if not padding.only_fills or isinstance(padding.padding, (tuple, dict)):
+            return False
+        return all(fill_casts(padding.padding, dtype) for dtype in plain.reader.dtypes)
 
     def only_gathers(self) -> bool:
         """Whether a batch is made of columns alone, which no other process has to read."""
@@ -228,13 +228,3 @@ class BatchMaker:
         gpu, self._gpu = self._gpu, None
         if gpu is not None:
             gpu.close()
-
-
-def fills_suit(plain: PlainColumns, padding: Padding) -> bool:
-    """Whether concat_examples' result is the rows of the columns: it accepts the padding, which has
-    no effect on rows of equal shapes."""
-    if padding.is_none:
-        return True
-    if not padding.only_fills or isinstance(padding.padding, (tuple, dict)):
-        return False
-    return all(fill_casts(padding.padding, dtype) for dtype in plain.reader.dtypes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastiter._engine.device_stage import DeviceStage
@@ -12,6 +13,13 @@ from fastiter.iterators._base import PlannedIterator
 
 if TYPE_CHECKING:
     from fastiter.iterators._stream_parts import PartStore
+
+_SHARED = [*inspect.signature(PlannedIterator.__init__).parameters][1:]
+
+
+def shared(given: dict[str, Any]) -> dict[str, Any]:
+    """Those of a constructor's arguments that all iterators have."""
+    return {name: given[name] for name in _SHARED}
 
 
 class PrefetchingIterator(PlannedIterator):
@@ -45,6 +53,11 @@ class PrefetchingIterator(PlannedIterator):
         """Number of further attempts to fetch an example that takes too long, with
         `on_timeout='retry'`."""
         return self._n_retries
+
+    @property
+    def n_prefetch(self) -> int:
+        """Batches fetched ahead of the one that ``next()`` waits for; with 'auto', at present."""
+        return self._first_prefetch if self._tuner is None else self._executor.n_prefetch
 
     @property
     def _first_prefetch(self) -> int:

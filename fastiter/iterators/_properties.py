@@ -161,10 +161,6 @@ class IteratorProperties(Iterator):
         rank : int, optional
             Number of the rank; by default this process's.
 
-        Returns
-        -------
-        Address
-
         Raises
         ------
         LookupError

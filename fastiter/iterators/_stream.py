@@ -218,18 +218,13 @@ class StreamPlanner(Planner):
             places += self._fill(number - 1, share * self.num_ranks - len(places))
         places = places[self.rank * share : (self.rank + 1) * share]
         shards = np.array([self.store.shard(turn) for turn, _ in places], np.int64)
-        origin = state.epoch, len(places), 1
-        number, seeds = state.step, None
+        step, seeds, origin = state.step, None, (state.epoch, len(places), 1)
         if self.example_seed is not None:  # the converter's, which is called here
-            own = converter_seed(self.example_seed, number, self.rank)
+            own = converter_seed(self.example_seed, step, self.rank)
             seeds = bytes(8 * len(places)) + own
-        given: dict[str, Any] = {
-            "origin": origin,
-            "number": number,
-            "n_valid": n_valid,
-            "seeds": seeds,
-        }
-        return Plan(shards, after, None, places, **given)
+        return Plan(
+            shards, after, None, places, origin=origin, number=step, n_valid=n_valid, seeds=seeds
+        )
 
     def _share(self, rows: int) -> int:
         """Number of a step's examples for each rank."""

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from fastiter._engine.choosing import Choosing
 from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.seeded import SeededCall
-from fastiter._stats.autotune import (
-    MOST_PREFETCH,
-    Tuner,
-    first_workers,
-    most_workers,
-)
+from fastiter._stats.autotune import MOST_PREFETCH, Tuner, first_workers, most_workers
 from fastiter._stats.timer import Timer
 from fastiter._util.arguments import checked_callable, checked_optional_int
 from fastiter._util.cpus import usable_cpus, whole_cpus
@@ -27,21 +22,10 @@ from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import TimeoutWarning
-from fastiter.iterators._arguments import (
-    DEFAULT_RETRIES,
-    MOST_WORKERS,
-    OnTimeout,
-    Rank,
-    SeedExamples,
-    Tail,
-    checked_auto,
-    checked_context,
-    checked_prefetch,
-    checked_share,
-    names_counterparts,
-)
+from fastiter.iterators import _arguments
+from fastiter.iterators._arguments import OnTimeout, Rank, SeedExamples, Tail
 from fastiter.iterators._batch_maker import BatchMaker
-from fastiter.iterators._device_prefetch import PrefetchingIterator
+from fastiter.iterators._device_prefetch import PrefetchingIterator, shared
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._stream_parts import PartStore, ShardParts, reader_of
 
@@ -70,7 +54,7 @@ class MultiprocessIterator(PrefetchingIterator):
     Parameters
     ----------
     dataset, batch_size, repeat, shuffle, order_sampler
-        As in `SerialIterator`.
+        As in `SerialIterator`, also for the errors.
     n_processes : int, 'auto' or None
         Number of worker processes. None: the number of CPUs that this process may use, by its
         affinity and the quota of its control group. 0: fetch in the calling process, for
@@ -135,11 +119,6 @@ class MultiprocessIterator(PrefetchingIterator):
         except that a fork server replaces a fork that other threads or CUDA may make unsafe, if
         the dataset pickles and the main module has an ``if __name__ == '__main__'`` guard.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong, or the dataset is empty.
-
     Notes
     -----
     ``next()`` blocks until the batch is complete; signals interrupt it. It raises exceptions of the
@@ -155,7 +134,7 @@ class MultiprocessIterator(PrefetchingIterator):
     _pool_type: type[Pool] = Pool
     _hedge: float | None
 
-    @names_counterparts
+    @_arguments.names_counterparts
     def __init__(
         self,
         dataset: Any,
@@ -170,7 +149,7 @@ class MultiprocessIterator(PrefetchingIterator):
         maxtasksperchild: int | None = None,
         *,
         on_timeout: OnTimeout = "warn",
-        n_retries: int = DEFAULT_RETRIES,
+        n_retries: int = _arguments.DEFAULT_RETRIES,
         hedge: float | None = None,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
@@ -190,37 +169,19 @@ class MultiprocessIterator(PrefetchingIterator):
     ) -> None:
         self._n_processes: int | Literal["auto"] | None = None
         if n_processes is not None:
-            self._n_processes = checked_auto(
-                "n_processes", n_processes, minimum=0, maximum=MOST_WORKERS
+            self._n_processes = _arguments.checked_auto(
+                "n_processes", n_processes, minimum=0, maximum=_arguments.MOST_WORKERS
             )
-        self._n_prefetch, self._n_device_prefetch = checked_prefetch(
+        self._n_prefetch, self._n_device_prefetch = _arguments.checked_prefetch(
             n_prefetch, n_device_prefetch, device
         )
         self._shared_mem = checked_optional_int("shared_mem", shared_mem, minimum=0)
         self._set_timeout(dataset_timeout, on_timeout, n_retries)
-        self._hedge = checked_share("hedge", hedge)
+        self._hedge = _arguments.checked_share("hedge", hedge)
         self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)
         self._worker_init = checked_callable("worker_init", worker_init)
-        self._context = checked_context(context)
-        super().__init__(
-            dataset,
-            batch_size,
-            repeat,
-            shuffle,
-            order_sampler,
-            converter=converter,
-            device=device,
-            on_error=on_error,
-            skip_limit=skip_limit,
-            drop_last=drop_last,
-            batch_sampler=batch_sampler,
-            rank=rank,
-            num_ranks=num_ranks,
-            tail=tail,
-            skip_steps=skip_steps,
-            seed_examples=seed_examples,
-            in_order=in_order,
-        )
+        self._context = _arguments.checked_context(context)
+        super().__init__(**shared(locals()))
         overtakes = not (self._in_order or self._n_processes == 0 or self._batch_maker.is_on_gpu)
         self._planner.unordered = overtakes and self._planner.has_addresses
         if (self._shared_mem or 0) * self._most_rows() >= 1 << 63:
@@ -248,11 +209,6 @@ class MultiprocessIterator(PrefetchingIterator):
     def n_processes(self) -> int:
         """Present number of worker processes; 0 if the caller's process fetches."""
         return self._executor.n_workers
-
-    @property
-    def n_prefetch(self) -> int:
-        """Batches fetched ahead of the one that ``next()`` waits for; with 'auto', at present."""
-        return self._first_prefetch if self._tuner is None else self._executor.n_prefetch
 
     @property
     def _first_processes(self) -> int:

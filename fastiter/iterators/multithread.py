@@ -12,18 +12,10 @@ from fastiter._stats.autotune import MOST_PREFETCH, Tuner
 from fastiter._stats.timer import Timer
 from fastiter._threads.limit import TimeLimit
 from fastiter._util.arguments import checked_int
-from fastiter.iterators._arguments import (
-    DEFAULT_RETRIES,
-    MOST_WORKERS,
-    OnTimeout,
-    Rank,
-    SeedExamples,
-    Tail,
-    checked_prefetch,
-    names_counterparts,
-)
+from fastiter.iterators import _arguments
+from fastiter.iterators._arguments import OnTimeout, Rank, SeedExamples, Tail
 from fastiter.iterators._batch_maker import BatchMaker
-from fastiter.iterators._device_prefetch import PrefetchingIterator
+from fastiter.iterators._device_prefetch import PrefetchingIterator, shared
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._stream_parts import PartStore, ShardParts
 
@@ -45,8 +37,8 @@ class MultithreadIterator(PrefetchingIterator):
     Parameters
     ----------
     dataset, batch_size, repeat, shuffle, order_sampler
-        As in `SerialIterator`; several threads call the dataset at a time, and the thread that
-        iterates calls the order sampler.
+        As in `SerialIterator`, also for the errors; several threads call the dataset at a time, and
+        the thread that iterates calls the order sampler.
     n_threads : int
         Number of threads, at least 1.
     dataset_timeout : float, optional
@@ -84,11 +76,6 @@ class MultithreadIterator(PrefetchingIterator):
     in_order : bool
         As in `SerialIterator`: batches always come in order.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong, or the dataset is empty.
-
     Notes
     -----
     ``next()`` blocks until the batch is complete; signals interrupt it, and no batch is lost then.
@@ -101,7 +88,7 @@ class MultithreadIterator(PrefetchingIterator):
     after a second.
     """
 
-    @names_counterparts
+    @_arguments.names_counterparts
     def __init__(
         self,
         dataset: Any,
@@ -113,7 +100,7 @@ class MultithreadIterator(PrefetchingIterator):
         *,
         dataset_timeout: float | None = None,
         on_timeout: OnTimeout = "warn",
-        n_retries: int = DEFAULT_RETRIES,
+        n_retries: int = _arguments.DEFAULT_RETRIES,
         n_prefetch: int | Literal["auto"] | None = None,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
@@ -135,29 +122,11 @@ class MultithreadIterator(PrefetchingIterator):
                 "on_timeout='retry' leaves threads behind, which would draw from the generators "
                 "that seed_examples seeds: use MultiprocessIterator"
             )
-        self._n_threads = checked_int("n_threads", n_threads, maximum=MOST_WORKERS)
-        self._n_prefetch, self._n_device_prefetch = checked_prefetch(
+        self._n_threads = checked_int("n_threads", n_threads, maximum=_arguments.MOST_WORKERS)
+        self._n_prefetch, self._n_device_prefetch = _arguments.checked_prefetch(
             n_prefetch, n_device_prefetch, device
         )
-        super().__init__(
-            dataset,
-            batch_size,
-            repeat,
-            shuffle,
-            order_sampler,
-            converter=converter,
-            device=device,
-            on_error=on_error,
-            skip_limit=skip_limit,
-            drop_last=drop_last,
-            batch_sampler=batch_sampler,
-            rank=rank,
-            num_ranks=num_ranks,
-            tail=tail,
-            skip_steps=skip_steps,
-            seed_examples=seed_examples,
-            in_order=in_order,
-        )
+        super().__init__(**shared(locals()))
 
     def _init_runtime(self) -> None:
         super()._init_runtime()
@@ -168,11 +137,6 @@ class MultithreadIterator(PrefetchingIterator):
     def n_threads(self) -> int:
         """Number of threads."""
         return self._n_threads
-
-    @property
-    def n_prefetch(self) -> int:
-        """Batches fetched ahead of the one that ``next()`` waits for; with 'auto', at present."""
-        return self._first_prefetch if self._tuner is None else self._executor.n_prefetch
 
     def finalize(self) -> None:
         """End the iteration and its threads.

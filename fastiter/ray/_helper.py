@@ -31,15 +31,7 @@ from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter._workers.process import Overrun
 from fastiter._workers.timeouts import step_text
 from fastiter.ray._part_writer import PartWriter
-from fastiter.ray._remote import (
-    MOST_PARTS,
-    NO_BEAT,
-    Asked,
-    Beat,
-    NodeWorker,
-    adopt_main,
-    versions,
-)
+from fastiter.ray._remote import MOST_PARTS, NO_BEAT, Asked, Beat, NodeWorker, adopt_main, versions
 from fastiter.ray._shared import Cell, ClusterError
 
 _CONNECT_SECONDS = 12

@@ -113,11 +113,6 @@ class RayIterator(MultiprocessIterator):
         All other arguments of `MultiprocessIterator` but ``n_processes``, ``shared_mem``,
         ``maxtasksperchild`` and ``context``; ``n_prefetch`` is 4 unless given. A converter other
         than `concat_examples` runs on this machine.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong, or the dataset is empty.
     """
 
     _gathers_in_caller = False

@@ -230,15 +230,10 @@ def buffered(reader: Reader, size: int) -> Reader:
     Parameters
     ----------
     reader : callable
-        Reader, run in a thread of its own for each pass. Its exception comes after the samples.
+        Reader, run in a thread that ends with the pass, also if the loop leaves it early. Its
+        exception arrives after the samples before.
     size : int
         The most samples that are read ahead of the consumer; with 0 there is no thread.
-
-    Returns
-    -------
-    callable
-        A reader of the same samples in the same order. The thread ends with the pass, also if the
-        loop leaves it early.
     """
     require_readers((reader,))
     size = checked_count("size", size, minimum=0)
@@ -256,6 +251,9 @@ def xmap_readers(
 ) -> Reader:
     """Map samples in threads.
 
+    An exception of `mapper` or `reader` ends the pass. The threads end with the pass, also if the
+    loop leaves it early.
+
     Parameters
     ----------
     mapper : callable
@@ -268,12 +266,6 @@ def xmap_readers(
         The most mapped samples that wait for the consumer, besides one of each thread.
     order : bool
         Whether to keep the order of the reader; else samples arrive as they become ready.
-
-    Returns
-    -------
-    callable
-        A reader of the results of `mapper`. An exception of `mapper` or `reader` ends the pass. The
-        threads end with the pass, also if the loop leaves it early.
     """
     require_readers((reader,))
     process_num = checked_count("process_num", process_num, minimum=1)

@@ -83,17 +83,8 @@ class Cache:
 def cache(reader: Reader) -> Reader:
     """Keep all samples in memory, so that the source is read only once.
 
-    The first pass reads as far as it goes; later passes repeat its samples and continue reading. If
-    the source fails, the next pass reads all samples again.
-
-    Parameters
-    ----------
-    reader : callable
-
-    Returns
-    -------
-    callable
-        A reader of the same samples: the same objects in each pass.
+    The first pass reads as far as it goes; later passes repeat its samples, the same objects, and
+    continue reading. If the source fails, the next pass reads all samples again.
     """
     require_readers((reader,))
     return Cache(reader)

@@ -23,7 +23,7 @@ class ComposeNotAligned(ValueError):
 
 
 def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
-    """Group samples into batches.
+    """Group samples into batches, which are lists.
 
     Parameters
     ----------
@@ -32,11 +32,6 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
         Samples of a batch.
     drop_last : bool
         Whether to leave out the last batch if it is shorter.
-
-    Returns
-    -------
-    callable
-        A reader of lists of samples.
     """
     require_readers((reader,))
     try:
@@ -63,11 +58,6 @@ def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
         Function of one sample of each reader.
     *readers : callable
         The shortest one ends the pass.
-
-    Returns
-    -------
-    callable
-        A reader of the results of `func`.
     """
     require_readers(readers)
     return partial(_map_readers, func, *readers)
@@ -88,11 +78,6 @@ def shuffle(reader: Reader, buf_size: int) -> Reader:
     buf_size : int
         Samples that are read and shuffled at a time, by Python's `random`: its state determines the
         order. 0 and 1 keep the order.
-
-    Returns
-    -------
-    callable
-        A reader of the same samples.
     """
     require_readers((reader,))
     buf_size = checked_count("buf_size", buf_size, minimum=0)
@@ -115,11 +100,6 @@ def chain(*readers: Reader) -> Reader:
     ----------
     *readers : callable
         Readers, each opened when the reader before it has ended.
-
-    Returns
-    -------
-    callable
-        A reader of all their samples.
     """
     require_readers(readers)
     return partial(_chain, *readers)
@@ -140,13 +120,8 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
     ----------
     *readers : callable
     check_alignment : bool
-        Whether all readers must end together; if False, the shortest one ends the pass.
-
-    Returns
-    -------
-    callable
-        A reader of tuples. If alignment is checked, it raises `ComposeNotAligned` after the last
-        sample that all readers have.
+        Whether all readers must end together. If they do not, `ComposeNotAligned` is raised after
+        the last sample that all have. False: the shortest one ends the pass.
     """
     require_readers(readers)
     return partial(_compose, *readers, check_alignment=bool(check_alignment))
@@ -186,11 +161,6 @@ def firstn(reader: Reader, n: int) -> Reader:
     reader : callable
     n : int
         The most samples to take; no more are read.
-
-    Returns
-    -------
-    callable
-        A reader of the first `n` samples.
     """
     require_readers((reader,))
     return partial(_firstn, reader, checked_count("n", n, minimum=0))

@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fastiter._plan.epoch_sampler import (
-        Cutting,
-        Epoch,
-        Key,
-        Limit,
-        SamplerRecord,
-    )
+    from fastiter._plan.epoch_sampler import Cutting, Epoch, Key, Limit, SamplerRecord
 
     Indices = npt.NDArray[np.int64]
 

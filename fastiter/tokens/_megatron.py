@@ -9,12 +9,7 @@ import numpy as np
 from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
 from fastiter._fetch.token_column import MOST_TOKENS, TokenColumn
 from fastiter._fetch.token_rows import RowPlanner
-from fastiter._util.arguments import (
-    checked_flag,
-    checked_int,
-    checked_names,
-    checked_optional_int,
-)
+from fastiter._util.arguments import checked_flag, checked_int, checked_names, checked_optional_int
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.tokens._sources import checked_integers, checked_signs, open_source, paths_of
 

@@ -220,9 +220,10 @@ class WorkersIterator(LoaderIterator):
             reply = capture(_utils.pin_memory.pin_memory, reply, self._pin_memory_device)
             if type(reply) is Failure:
                 return before, reply
-        after = Delivered(after.n_yielded + 1, after.states, after.is_active, after.snapshot)
+        n_more_keys = after.n_more_keys + plan.state.size
+        after = after._replace(n_yielded=after.n_yielded + 1, n_more_keys=n_more_keys)
         if self._takes_snapshots and self._interval and after.n_yielded % self._interval == 0:
-            after = after._replace(snapshot=self._snapshot_now(after, plan))
+            after = after._replace(snapshot=self._snapshot_now(after, plan), n_more_keys=0)
         return after, reply
 
     def _fetch(self, plan: Plan) -> Plan:
@@ -274,12 +275,11 @@ class WorkersIterator(LoaderIterator):
         if not self._takes_snapshots:
             snapshot = self._snapshot_now(progress)
         n_steps = progress.n_yielded - snapshot["_snapshot_step"]
-        n_keys = self._planner.state.n_keys - snapshot["_main_snapshot"]["_keys_yielded"]
         return {
             "_facts": self._facts,
             "_snapshot": snapshot,
             "_steps_since_snapshot": n_steps,
-            "_keys_since_snapshot": n_keys if n_steps else 0,
+            "_keys_since_snapshot": progress.n_more_keys if n_steps else 0,
             "_iterator_finished": self._finished,
         }
 

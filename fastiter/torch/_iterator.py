@@ -251,9 +251,10 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         """
         if resume is None or not resume.n_more:
             return
+        n_keys = 0  # of batches alone: a worker at its end is asked in vain, and may be asked again
         for _ in range(resume.n_more):
             next(self)
-        n_keys = self._planner.state.n_keys - self._sampler_iter.first[1]
+            n_keys += self._planner.state.size
         if n_keys != resume.n_more_keys:
             raise ValueError(
                 f"{resume.n_more} batches since the last snapshot must be fetched again, and had "

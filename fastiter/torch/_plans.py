@@ -46,6 +46,7 @@ class Delivered(NamedTuple):
     states: tuple[dict[str, Any], ...]  #: of the workers
     is_active: tuple[bool, ...]  #: for each worker, whether its dataset goes on
     snapshot: dict[str, Any]  #: the last one that was saved with a batch
+    n_more_keys: int = 0  #: of the batches delivered after it
 
 
 class Plans(TurnPlanQueue):

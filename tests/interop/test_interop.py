@@ -11,7 +11,7 @@ import pytest
 from programs import environment, run
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples, interop
-from fastiter.interop import as_chainer, as_jax, as_torch, from_torch
+from fastiter.interop import as_chainer, as_jax, as_torch
 
 DATASET = [(np.full((2, 3), i, np.float32), i) for i in range(40)]
 
@@ -22,7 +22,6 @@ DATASET = [(np.full((2, 3), i, np.float32), i) for i in range(40)]
         (as_chainer, "chainer", "chainer 7.8.1"),
         (as_jax, "jax", r"pip install 'fastiter-loader\[jax\]'"),
         (as_torch, "torch", "pip install torch"),
-        (from_torch, "torch.utils.data", "pip install torch"),
     ],
 )
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch, function, module, remedy):
@@ -42,9 +41,8 @@ def test_neither_the_import_nor_an_iteration_imports_other_libraries():
 
 
 def test_public_names():
-    assert set(interop.__all__) == {
-        *("JaxIterator", "TorchIterator", "as_chainer", "as_jax", "as_torch", "from_torch")
-    }
+    names = {"JaxIterator", "TorchIterator", "as_chainer", "as_jax", "as_torch"}
+    assert set(interop.__all__) == names
 
 
 def test_batches_offer_dlpack_over_shared_memory():

@@ -1,4 +1,4 @@
-"""torch's tensors and datasets: `as_torch` and `from_torch`.
+"""torch's tensors: `as_torch`.
 
 Where processes are forked nothing was computed by torch before, so that its threads do not live.
 """
@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from programs import run
 from resuming import by_copy, by_dict, by_pickle, by_serializer
-from tensors_of import Tensors, Views, address
+from tensors_of import Tensors, address
 
 from fastiter import MultithreadIterator, SerialIterator, concat_examples, progress
-from fastiter.interop import as_torch, from_torch
+from fastiter.interop import as_torch
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 data = torch.utils.data
@@ -39,18 +39,6 @@ class Arrays:
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
         return np.full((2, 3), i, np.float32), i
-
-
-class Asked(Views):
-    """Notes how it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[int] = []
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        self.calls.append(len(indices))
-        return [self.data[i] for i in indices]
 
 
 def iterator_of(kind: str, processes: Any, dataset: Any, **arguments: Any) -> Any:
@@ -320,17 +308,13 @@ class Mapping(collections.UserDict):
 def test_mappings_of_every_kind_are_searched(kind):
     examples = [kind(x=torch.full((2,), float(i)), y=i) for i in range(4)]
     whole = type(examples[0])
-    given = from_torch(examples)[3]
-    assert type(given) is whole
-    assert (type(given["x"]), given["y"]) == (np.ndarray, 3)
-    assert type(examples[3]["x"]) is torch.Tensor  # which stays as it was
     joined = next(as_torch(SerialIterator(examples, 4, shuffle=False)))
     converted = next(as_torch(iter([kind(x=np.zeros((4, 2)), y=np.arange(4))])))
     for batch in (joined, converted):
         assert type(batch) is whole
         assert batch["x"].shape == (4, 2)
         assert batch["y"].tolist() == [0, 1, 2, 3]
-    assert getattr(given, "default_factory", int) is int
+        assert getattr(batch, "default_factory", int) is int
 
 
 def test_a_list_whose_parts_differ_is_joined_part_by_part():
@@ -340,102 +324,6 @@ def test_a_list_whose_parts_differ_is_joined_part_by_part():
     assert y.tolist() == [0, 1, 2, 3]
     assert z.shape == (4, 3)
     assert next(as_torch(SerialIterator([[1, 2]] * 4, 4))).shape == (4, 2)
-
-
-# ---- from_torch
-
-
-@pytest.mark.parametrize("kind", ["serial", "threads", "fork"])
-def test_a_torch_dataset_gives_arrays(processes, kind):
-    dataset = from_torch(Tensors())
-    iterator = iterator_of(kind, processes, dataset)
-    for k in range(5):
-        for row, (x, i, j) in enumerate(next(iterator)):
-            assert (type(x), type(i), type(j)) == (np.ndarray, np.int64, int)
-            assert x.tolist() == [[4 * k + row] * 3] * 2
-            assert i == j == 4 * k + row
-    iterator.finalize()
-
-
-def test_examples_share_the_tensors_memory():
-    views = Views()
-    example = from_torch(views)[3]
-    assert address(example) == address(views.data[3])
-    x, y, z = from_torch(data.TensorDataset(views.data, torch.arange(40), torch.ones(40)))[3]
-    assert address(x) == address(views.data[3])
-    assert (type(y), type(z)) == (np.int64, np.float32)
-
-
-def test_nested_examples_keep_their_containers():
-    examples = [Pair({"a": torch.ones(2), "s": "x"}, [torch.tensor(1), (torch.zeros(1), None)])]
-    pair = from_torch(examples)[0]
-    assert type(pair) is Pair
-    assert pair.x["a"].tolist() == [1, 1]
-    assert pair.x["s"] == "x"
-    assert type(pair.y[0]) is np.int64
-    assert type(pair.y[1][0]) is np.ndarray
-    assert pair.y[1][1] is None
-
-
-def test_gradients_and_conjugates_are_resolved():
-    gradient = torch.tensor([2.0], requires_grad=True)
-    conjugate = torch.tensor([1 + 2j]).conj()
-    found = from_torch([(gradient, conjugate)])[0]
-    assert [array.tolist() for array in found] == [[2.0], [1 - 2j]]
-
-
-def test_many_examples_are_fetched_in_one_call():
-    asked = Asked()
-    for dataset in (asked, data.Subset(asked, range(39, -1, -1))):
-        asked.calls.clear()
-        batch = next(SerialIterator(from_torch(dataset), 8, shuffle=False))
-        assert asked.calls == [8]
-        assert all(type(x) is np.ndarray for x in batch)
-    assert [int(x[0, 0]) for x in batch] == list(range(39, 31, -1))
-    for single in (Views(), data.Subset(Views(), [3, 2]), data.ConcatDataset([Views(), asked])):
-        assert not hasattr(from_torch(single), "__getitems__")
-
-
-def test_concatenated_datasets_work(processes):
-    dataset = from_torch(data.ConcatDataset([Views(), Views(20)]))
-    assert len(dataset) == 60
-    iterator = processes(dataset, 30)
-    values = [int(x[0, 0]) for _ in range(2) for x in next(iterator)]
-    assert values == [*range(40), *range(20)]
-
-
-@pytest.mark.parametrize("kind", ["serial", "threads", "fork", "spawn"])
-def test_tensor_datasets_are_columns(processes, kind):
-    whole = data.TensorDataset(Views().data, torch.arange(40))
-    part = data.Subset(data.Subset(whole, range(39, -1, -1)), [0, 2, 4, -1])
-    dataset = from_torch(part)
-    assert [len(column.array) for column in dataset.__fastiter_columns__().columns] == [40, 40]
-    iterator = iterator_of(kind, processes, dataset, converter=concat_examples)
-    for _ in range(4):
-        x, y = next(iterator)
-        assert y.tolist() == x[:, 1, 2].tolist() == [39, 37, 35, 0]
-    assert [int(y) for _, y in (dataset[i] for i in range(4))] == [39, 37, 35, 0]
-    iterator.finalize()
-
-
-def test_indices_that_are_none_of_the_dataset_stay_the_datasets_matter():
-    part = data.Subset(data.TensorDataset(torch.arange(4)), [0, 9])
-    dataset = from_torch(part)
-    assert dataset[0] == (0,)
-    with pytest.raises(IndexError):
-        dataset[1]
-
-
-class Stream(data.IterableDataset):
-    def __iter__(self) -> Any:
-        return iter(range(3))
-
-
-def test_what_has_no_indices_is_refused():
-    with pytest.raises(TypeError, match=r"Stream is an IterableDataset.*multiprocess_reader"):
-        from_torch(Stream())
-    with pytest.raises(TypeError, match="needs __len__ and __getitem__, but Dataset lacks one"):
-        from_torch(data.Dataset())
 
 
 # ---- torch's threads

@@ -171,6 +171,49 @@ def test_another_batch_size_after_a_snapshot():
             assert first + flat(rest_of(again, state)) == list(range(N))
 
 
+class UnevenStream(torch_data.IterableDataset):
+    """One worker has nothing, another one ends early."""
+
+    sizes = (0, 19, 9)
+
+    def __iter__(self):
+        number = torch_data.get_worker_info().id
+        first = sum(self.sizes[:number])
+        return StatefulRange(first, first + self.sizes[number])
+
+
+class StatefulRange:
+    def __init__(self, first, end):
+        self.first, self.end = first, end
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.first == self.end:
+            raise StopIteration
+        self.first += 1
+        return self.first - 1
+
+    def state_dict(self):
+        return {"first": self.first}
+
+    def load_state_dict(self, state):
+        self.first = state["first"]
+
+
+def test_workers_that_end_before_and_after_a_snapshot():
+    """Workers at their end are asked once more, in vain: what they are asked for is no batch."""
+    loader = DataLoader(UnevenStream(), 2, num_workers=3, snapshot_every_n_steps=4)
+    found = [(values(batch), loader.state_dict()) for batch in loader]
+    whole = [batch for batch, _ in found]
+    assert sorted(flat(whole)) == list(range(28))
+    for n_steps, (_, state) in enumerate(found, 1):
+        again = DataLoader(UnevenStream(), 2, num_workers=3)
+        assert rest_of(again, state) == whole[n_steps:]
+    assert rest_of(DataLoader(UnevenStream(), 2, num_workers=3), loader.state_dict()) == whole
+
+
 # ---- other ranks ---------------------------------------------------------------------------------
 
 

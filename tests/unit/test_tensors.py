@@ -17,7 +17,7 @@ import pytest
 from tensors_of import Tensors, Views, address
 
 from fastiter import MultithreadIterator, SerialIterator, concat_examples
-from fastiter.interop import as_torch, from_torch
+from fastiter.interop import as_torch
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 data = torch.utils.data
@@ -283,7 +283,5 @@ def test_tensors_that_numpy_lacks_are_named(tensor, named):
     wanted = f"(?s)NumPy cannot represent.*{named}.*without a converter.*as_torch"
     with pytest.raises(TypeError, match=wanted):
         concat_examples([tensor, tensor])
-    with pytest.raises(TypeError, match=wanted):
-        from_torch([(tensor, 1)])[0]
     joined = next(as_torch(SerialIterator([tensor] * 4, 4)))
     assert (joined.shape, joined.dtype) == ((4, *tensor.shape), tensor.dtype)

@@ -8,13 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastiter._cli.profile.trials import (
-    ENOUGH_GAIN,
-    Kind,
-    Settings,
-    Trials,
-    least_batches,
-)
+from fastiter._cli.profile.trials import ENOUGH_GAIN, Kind, Settings, Trials, least_batches
 from fastiter._clib import status
 
 PREFETCH = 4  # while numbers of workers are compared

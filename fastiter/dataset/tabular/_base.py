@@ -205,7 +205,9 @@ class View(TabularDataset):
     def mode(self) -> Mode:
         return self._MODE or self._dataset.mode
 
-    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
+    def get_examples(
+        self, indices: Rows, key_indices: tuple[int, ...] | None
+    ) -> tuple[Sequence[Any], ...]:
         return self._dataset.get_examples(indices, key_indices)
 
     def convert(self, data: Any) -> Any:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from fastiter._fetch.dataset_access import Columns, columns_of
-from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+from fastiter._fetch.dataset_access import Columns
+from fastiter.dataset.tabular._base import TabularDataset, View
 
 __all__ = ["DelegateDataset"]
 
 
-class DelegateDataset(TabularDataset):
+class DelegateDataset(View):
     """Has the columns of ``dataset``, which a subclass makes in its constructor.
 
     `convert` is that of `TabularDataset`, not that of ``dataset``, a `TabularDataset`.
@@ -34,23 +33,14 @@ class DelegateDataset(TabularDataset):
     def __init__(self, dataset: TabularDataset) -> None:
         self.dataset = dataset
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     @property
-    def keys(self) -> tuple[str, ...]:
-        return self.dataset.keys
+    def _dataset(self) -> TabularDataset:  # type: ignore[override]
+        return self.dataset
 
-    @property
-    def mode(self) -> Mode:
-        return self.dataset.mode
-
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
-        return self.dataset.get_examples(indices, key_indices)
+    def convert(self, data: Any) -> Any:
+        return TabularDataset.convert(self, data)
 
     def __fastiter_columns__(self) -> Columns | None:
-        columns = columns_of(self.dataset)
+        columns = super().__fastiter_columns__()
         # A reader that keeps the columns checks whether the public attribute has changed.
         return columns and columns._replace(delegates=((self, self.dataset), *columns.delegates))

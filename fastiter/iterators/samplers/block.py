@@ -46,11 +46,6 @@ class BlockShuffleOrderSampler(EpochSampler, OrderSampler):
     window : int
         Blocks in a window, at least 1: the more, the better the examples are mixed, and the more
         blocks have to be at hand.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong.
     """
 
     kind: ClassVar[int] = 3

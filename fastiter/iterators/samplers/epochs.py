@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastiter._fetch.dataset_access import epochs_of
 from fastiter._plan.drawing import draw_epoch
-from fastiter._plan.epoch_sampler import (
-    Epoch,
-    EpochSampler,
-    is_epoch_sampler,
-    is_of_users,
-)
+from fastiter._plan.epoch_sampler import Epoch, EpochSampler, is_epoch_sampler, is_of_users
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -66,11 +66,6 @@ class MixtureOrderSampler(EpochSampler, OrderSampler):
         order. Points behind the position of a state may be added, changed and taken away before it
         is loaded.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong.
-
     Notes
     -----
     By earliest deadlines within the windows of proportionate fairness (Baruah, Cohen, Plaxton and

@@ -28,11 +28,6 @@ class VirtualShuffleOrderSampler(EpochSampler, OrderSampler):
     ----------
     seed : int, sequence of int, or numpy.random.SeedSequence
         Ints of any size, none negative. Each epoch has another order of the seed.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``seed`` is wrong or negative.
     """
 
     kind: ClassVar[int] = 2
