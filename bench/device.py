@@ -147,7 +147,7 @@ SPIN = """extern "C" __global__ void spin(long long n) {
 
 
 class Gpu:
-    """What is asked of the GPU besides copies; by torch for torch's candidates, else by CuPy."""
+    """Requests to the GPU besides copies; by torch for torch's candidates, else by CuPy."""
 
     def __init__(self, is_torch: bool) -> None:
         self.is_torch = is_torch
@@ -337,7 +337,7 @@ def summary(results: list[dict[str, Any]]) -> list[str]:
 
 
 def missing() -> str | None:
-    """What keeps the benchmark from running here; None if nothing does."""
+    """The reason why the benchmark cannot run here, or None."""
     try:
         import cupy
     except ImportError as error:

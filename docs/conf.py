@@ -1,4 +1,4 @@
-"""How Sphinx builds the documentation: ``sphinx-build -W docs docs/_build``.
+"""Settings of Sphinx for the documentation: ``sphinx-build -W docs docs/_build``.
 
 Nothing is fetched from the network. The reference is read from the docstrings of the fastiter that
 is imported, compiled modules included.

@@ -36,7 +36,7 @@ class Line:
 
 
 def train(rank: int, address: str, folder: str) -> None:
-    """What one rank runs."""
+    """The program of one rank."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=N_RANKS

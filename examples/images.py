@@ -65,7 +65,7 @@ class OpenCvImages:
 
 
 def guesses(dataset: Any) -> Iterator[np.ndarray]:
-    """Which half is brighter; for each batch whether that is the label."""
+    """For each batch, whether the brighter half is the label."""
     with MultiprocessIterator(
         dataset, 20, repeat=False, shuffle=False, n_processes=2, converter=concat_examples
     ) as iterator:

@@ -31,7 +31,7 @@ class Line:
 
 
 def train(rank: int, link: Connection) -> None:
-    """What one rank runs. `link` stands for the collective: the gradients of all are averaged."""
+    """The program of one rank. `link` stands for the collective that averages all gradients."""
     weights, seen = np.zeros(2), []
     with MultiprocessIterator(
         Line(),

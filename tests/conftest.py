@@ -144,7 +144,7 @@ def _stuck_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def long_loop(request: pytest.FixtureRequest) -> int:
-    """How many batches are many: enough for a GPU to show a leak, few in a rehearsal."""
+    """A number of many batches: enough for a GPU to show a leak, few in a rehearsal."""
     return 1_000 if request.config.getoption("--rehearse-gpu") else 10_000
 
 

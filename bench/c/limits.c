@@ -1,4 +1,4 @@
-/* How fast this machine does what a kernel must at least do: plain loops of memcpy, memset and
+/* Speed of this machine at the least work of a kernel: plain loops of memcpy, memset and
  * stores, called in-process by micro-benchmarks (bench/harness/micro.py, `limits`). Each returns the
  * seconds that it took, so that the call from Python is not part of it. */
 #define _GNU_SOURCE

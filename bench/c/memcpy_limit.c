@@ -1,4 +1,4 @@
-/* How fast this machine copies examples that lie in memory into batches: one memcpy each.
+/* Speed at which this machine copies examples that lie in memory into batches: one memcpy each.
 
    memcpy_limit THREADS SECONDS SOURCE_ROWS BATCH_ROWS BATCHES NBYTES...
 

@@ -1,4 +1,4 @@
-/* What the ring's protocol costs by itself: forked workers, rows of 8 bytes, no dataset work.
+/* Cost of the ring's protocol by itself: forked workers, rows of 8 bytes, no dataset work.
  *
  *     cc -std=c11 -O3 -pthread -Icsrc bench/c/ring_cost.c $(find csrc -name "*.c") \
  *        -o build/ring_cost && build/ring_cost [WORKERS [SECONDS]]

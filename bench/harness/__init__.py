@@ -1,1 +1,1 @@
-"""What all jobs share: candidates, processes, timing, verification, goals and reports."""
+"""Parts of all jobs: candidates, processes, timing, verification, goals and reports."""

@@ -1,4 +1,4 @@
-"""How each candidate loads a workload: fastiter, its peers, and a plain loop without any loader.
+"""The candidates that load a workload: fastiter, its peers, and a plain loop without any loader.
 
 A candidate is a context manager that takes ``(workload, dataset)`` and gives an endless iterator
 over batches, each a tuple or dict of NumPy arrays, in sequential order, with `N_PREFETCH` batches

@@ -45,7 +45,7 @@ def _is_ours(row: dict[str, Any]) -> bool:
 
 
 def _verdicts(case: str, before: dict[str, Any], after: dict[str, Any], drift: float) -> list[str]:
-    """What became of a row: that it is slower, faster, or takes more memory."""
+    """Changes of a row: slower, faster, or more memory."""
     found, where = [], f"{case}, {after['name']}"
     speed = after["rate"] / before["rate"]
     first, second = ([one["rate"] for one in row["slices"]] for row in (before, after))
@@ -61,7 +61,7 @@ def _verdicts(case: str, before: dict[str, Any], after: dict[str, Any], drift: f
 
 
 def compare(a: dict[str, Any], b: dict[str, Any]) -> tuple[int, list[str]]:
-    """How many rows of fastiter both files have, and what is to be said of them."""
+    """The number of rows of fastiter that both files have, and their changes."""
     count, found, old = 0, [], _cases(a)
     for case, rows in _cases(b).items():
         pairs = [(old[case][name], rows[name]) for name in rows if name in old.get(case, {})]

@@ -1,4 +1,4 @@
-"""What fastiter is to reach, as ratios within one run, and what it reached.
+"""Goals of fastiter, as ratios within one run, and the ratios that it reached.
 
 One that is missed by less than a tenth says so: that much is the noise of a shared machine.
 """

@@ -1,4 +1,4 @@
-"""Which interpreter runs which library, and with what versions."""
+"""Interpreters of the libraries, and versions of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job of micro-benchmarks is written with: cases, their candidates, goals, the C limits.
+"""Parts of jobs of micro-benchmarks: cases, their candidates, goals, the C limits.
 
 A job is a module of `bench` with
 

@@ -20,7 +20,7 @@ OPEN_LIMIT = 180.0
 
 @dataclass(frozen=True)
 class MicroSettings:
-    """How long and how often; `seconds` is the length of one timed slice.
+    """Length and number of measurements; `seconds` is the length of one timed slice.
 
     With `fixed`, a case has `rounds` rounds, however long they take.
     """

@@ -61,7 +61,7 @@ class Workload:
         )
 
     def ratio(self, row: Row) -> float | None:
-        """How many times as fast `ours` is as `row`, under the interpreter of `row`."""
+        """The speed of `ours` divided by that of `row`, under the interpreter of `row`."""
         family = row["name"].partition(".")[0]
         ours = self._rows.get(f"fastiter.mp@{family}", self.ours)
         return ours["rate"] / row["rate"] if ours is not None else None

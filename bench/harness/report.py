@@ -20,7 +20,7 @@ SCHEMA = 1
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine on which the figures were measured."""
     cpu = next(
         (
             line.partition(":")[2].strip()

@@ -11,7 +11,7 @@ from bench.harness.interpreters import Interpreter
 
 @dataclass
 class Row:
-    """What was measured of a candidate; `status` is ``ok`` or says why there are no figures."""
+    """Measurements of a candidate; `status` is ``ok`` or says why there are no figures."""
 
     name: str
     title: str

@@ -24,7 +24,7 @@ class WrongContent(ValueError):
 
 
 class _Expected(NamedTuple):
-    """What one array of one batch must show.
+    """The expected content of one array of a batch.
 
     `places` are the elements that are read of a padded array, None for others. Texts are a list,
     and have no shape and dtype.
@@ -99,7 +99,7 @@ class Verifier:
         self._batches = self._expect()
 
     def _expect(self) -> list[list[_Expected]]:
-        """What every batch of an epoch must show, per array."""
+        """The expected content of every batch of an epoch, per array."""
         dataset = self._dataset
         contents = [fields_of(dataset.reference(i), self._form) for i in range(dataset.distinct)]
         columns = []

@@ -75,7 +75,7 @@ def _fastiter(iterator: str, dataset: Calls, **options: int) -> Iterator[Any]:
 
 
 def _loop(dataset: Calls) -> Any:
-    """What the main process would do by itself."""
+    """The loop of the main process without workers."""
 
     def batches() -> Iterator[Any]:
         for start in itertools.cycle(range(0, EPOCH, BATCH_SIZE)):

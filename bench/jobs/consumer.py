@@ -1,4 +1,4 @@
-"""What a training's own process pays for a batch of two tensors, beside that of its workers.
+"""CPU time of a training's own process for a batch of two tensors, beside that of its workers.
 
 The dataset is W2's, a list of ready tuples (float32[16], int); two workers, batches of 256. A call
 takes `BATCHES` batches and does nothing with them. ``consumer_us`` is the CPU time of this process

@@ -1,4 +1,4 @@
-"""What each process writes for itself while a mapped Arrow file of 2 GB is read: Private_Dirty.
+"""Private memory of each process while a mapped Arrow file of 2 GB is read: Private_Dirty.
 
 ``python -m bench.jobs.dirty [MEGABYTES]`` measures no speed. A process that ends writes the file;
 then each iterator, in a process of its own, gathers a tenth of a shuffled epoch. Printed is by how

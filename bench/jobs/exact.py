@@ -27,7 +27,7 @@ LIMIT = 100  # seconds of a cell
 
 
 class Settings(NamedTuple):
-    """What a part of a run is made with."""
+    """Settings of a part of a run."""
 
     workers: int = 2
     prefetch: int = 2

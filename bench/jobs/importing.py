@@ -1,4 +1,4 @@
-"""How long a library takes to import, beyond the NumPy that all of them need."""
+"""Seconds that the import of a library takes, beyond the NumPy that all of them need."""
 
 from __future__ import annotations
 

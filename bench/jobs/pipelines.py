@@ -27,7 +27,7 @@ OPENING_SLICES = 3  # length of the first warm-up, in slices
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how often; `seconds` is the length of one timed slice."""
+    """Length and number of measurements; `seconds` is the length of one timed slice."""
 
     rounds: int
     seconds: float
@@ -136,7 +136,7 @@ class Measurement:
         )
 
     def finish(self) -> None:
-        """What must not disturb the timed slices: idle CPU, memory, closing."""
+        """Measurements that must not disturb the timed slices: idle CPU, memory, closing."""
         seconds = self._settings.seconds
 
         def look(row: Row, remote: Remote) -> None:

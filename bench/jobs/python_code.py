@@ -30,7 +30,7 @@ def _transform(number: int) -> int:
 
 
 class Computed:
-    """What the arithmetic makes of each index."""
+    """Results of the arithmetic, by index."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows

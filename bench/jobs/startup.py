@@ -45,7 +45,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _opening(loader: Loader) -> Callable[[ManyImages], Measured]:
-    """What a candidate times: the first batch; more figures: memory then added, and closing."""
+    """Times of a candidate: the first batch; more figures: memory then added, and closing."""
 
     def run(dataset: ManyImages) -> Measured:
         used, free = _memory()

@@ -40,7 +40,7 @@ def _total(array: np.ndarray) -> float:
 
 
 def _read(data: Any, pipe: Connection) -> None:
-    """What each process runs."""
+    """Main function of each process."""
     array = data if isinstance(data, np.ndarray) else data.value
     pipe.send(_total(array))
     pipe.recv()

@@ -43,7 +43,7 @@ typedef struct fi_chunk {
                               * element that offsets may name */
     int64_t first_bit;       /* of values that are bits in lists: elements of the bitmap before it */
     const void *offsets[2];  /* LISTS: of each level, that of the first row */
-    int64_t counts[2];       /* what the offsets of a level may be at most */
+    int64_t counts[2];       /* greatest offset of a level */
     const void *const *buffers; /* VIEWS: of long texts */
     const int64_t *sizes;       /* their bytes */
     int64_t n_buffers;

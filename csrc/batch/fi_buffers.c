@@ -16,7 +16,7 @@
 #define ASAN_UNPOISON_MEMORY_REGION(start, bytes) ((void)0)
 #endif
 
-enum { AFTER_USE = 0xDB }; /* what a debug build writes over a buffer that is given back */
+enum { AFTER_USE = 0xDB }; /* byte that a debug build writes over a buffer that is given back */
 
 /* Capacities are powers of two and seven steps between each two, so that batches of slightly
  * different sizes share buffers, and no more than an eighth of a new one is unused. */

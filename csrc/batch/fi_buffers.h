@@ -34,7 +34,7 @@ typedef struct {
     uint32_t count;
     size_t idle_bytes; /* sum of the capacities */
     size_t limit;      /* most bytes that may be idle; 0 keeps nothing */
-    int64_t patience;  /* how long a buffer may be idle, in nanoseconds */
+    int64_t patience;  /* time that a buffer may be idle, in nanoseconds */
     fi_idle_buffer idle[FI_BUFFERS_MOST]; /* the one given back last at the end */
 } fi_buffers;
 
@@ -55,7 +55,7 @@ void fi_buffers_give(fi_buffers *pool, void *data, size_t capacity, int64_t now_
 /* Unmaps all idle buffers. */
 void fi_buffers_trim(fi_buffers *pool);
 
-/* How many buffers are idle, and their bytes. */
+/* Number of idle buffers, and their bytes. */
 void fi_buffers_count(fi_buffers *pool, uint32_t *count, size_t *bytes);
 
 #endif

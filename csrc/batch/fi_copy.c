@@ -79,7 +79,7 @@ void fi_fill_uncached(void *dst, const void *line, size_t bytes)
     char *out = dst;
     const char *in = line;
     const line_span span = whole_lines(dst, bytes);
-    char turned[FI_CACHE_LINE]; /* what a whole line of dst gets */
+    char turned[FI_CACHE_LINE]; /* content of a whole line of dst */
 
     memcpy(turned, in + span.head, FI_CACHE_LINE - span.head);
     memcpy(turned + FI_CACHE_LINE - span.head, in, span.head);

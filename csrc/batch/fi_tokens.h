@@ -49,7 +49,7 @@ typedef struct {
     int64_t bos, eos;
 } fi_tokens;
 
-/* How a row is written. */
+/* Format of a row. */
 typedef struct {
     uint32_t length;
     bool shifts;   /* a label is the next token */

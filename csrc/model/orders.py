@@ -212,7 +212,7 @@ def is_consistent(events: list[tuple[int, Step]], rf: dict[int, int], mo: Relati
 
 
 def executions(test: Litmus, left_out: str = "") -> Iterator[tuple[Values, Values]]:
-    """What the threads have read, and how memory ends, for each execution that is allowed."""
+    """Values that the threads have read, and memory at the end, for each execution allowed."""
     values = {place: {value} for place, value in test.start.items()}
     while True:  # values that can be written depend on those that can be read
         courses = [traces(thread, values, left_out) for thread in test.threads]

@@ -95,7 +95,7 @@ Word row[S * B];
 
 byte index_of[S * B];           /* what a row's index belongs to */
 
-/* What lies in a slot: a row is copied in two steps, so that a torn copy would show. */
+/* Content of slots: a row is copied in two steps, so that a torn copy would show. */
 byte front[S * B], back[S * B];
 byte padded[S];
 
@@ -156,7 +156,7 @@ bool finished;
 #endif
 
 #if PROMISES > 0
-/* What worker 0 has promised, until the answer comes: in any order, and maybe too late. */
+/* Promises of worker 0, until the answers come: in any order, and maybe too late. */
 typedef Promise { byte q; byte s; byte r; byte n };
 Promise promised[PROMISES];
 byte n_promised;
@@ -805,7 +805,7 @@ inline rewind()
 #endif
 }
 
-/* What a living worker owns stays its own. */
+/* A living worker keeps the rows that it owns. */
 #ifdef MISTAKE_OWNED_IS_TAKEN
 #define can_return(w, i) is_owner(w, i)
 #else

@@ -50,7 +50,7 @@ bool bell[R];
 mtype code[R * E];              /* of the slot word */
 Filled filled[R * E];
 
-/* What lies in a row, the number of a sample: written in two steps, so that a torn row shows. */
+/* Content of a row, the number of a sample: written in two steps, so that a torn row shows. */
 byte front[R * E * B], back[R * E * B];
 
 /* ---- kernel objects ---- */

@@ -57,7 +57,7 @@ static void sort(fi_buckets *buckets, uint64_t count)
     }
 }
 
-/* How many rows a batch may have that begins at a place, with its longest row. */
+/* Number of rows of a batch, at most, that begins at a place, with its longest row. */
 static uint64_t most_rows_from(const fi_buckets *buckets, uint64_t begin, uint64_t most_tokens)
 {
     const uint64_t longest = length_of(buckets->keys[begin]);
@@ -65,7 +65,7 @@ static uint64_t most_rows_from(const fi_buckets *buckets, uint64_t begin, uint64
     return longest == 0 ? buckets->most_rows : fi_min_u64(buckets->most_rows, most_tokens / longest);
 }
 
-/* Where that batch ends, of rows before `count`. */
+/* End of that batch, of rows before `count`. */
 static uint64_t batch_end(const fi_buckets *buckets, uint64_t begin, uint64_t count, uint64_t most_tokens)
 {
     return begin + fi_min_u64(count - begin, most_rows_from(buckets, begin, most_tokens));
@@ -106,8 +106,8 @@ static void write_step(fi_buckets *buckets, uint64_t begin, uint64_t end, uint64
     }
 }
 
-/* How many of the longest of `total` rows are left: some of those that only their number limits, since the
- * longest cost more than others; else, or if they can make a step with all others, none. */
+/* Number of the longest of `total` rows that are left: some of those that only their number limits, since
+ * the longest cost more than others; else, or if they can make a step with all others, none. */
 static uint64_t longest_left(const fi_buckets *buckets, uint64_t total)
 {
     const uint64_t step = fi_min_u64(buckets->most_rows, total + 1) * buckets->num_ranks;

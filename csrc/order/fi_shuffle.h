@@ -50,7 +50,7 @@ enum {
 #define FI_SHUFFLE_MAX UINT32_MAX
 #define FI_BUCKET_BITS_MAX 12
 
-/* How an order is made. The fields after `method` are the scatter's. */
+/* Recipe of an order. The fields after `method` are the scatter's. */
 typedef struct {
     int method;
     unsigned bucket_bits; /* K = 2^bucket_bits buckets, at most FI_BUCKET_BITS_MAX */

@@ -1,4 +1,4 @@
-/* How a worker process ends, whatever its threads are doing: with its parent, or in time. */
+/* End of a worker process, whatever its threads are doing: with its parent, or in time. */
 #ifndef FI_WATCH_H
 #define FI_WATCH_H
 

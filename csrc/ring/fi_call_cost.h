@@ -1,5 +1,5 @@
-/* What one call of a dataset costs that fetches several rows at once, and how many rows the next
- * call should therefore fetch.
+/* Cost of one call of a dataset that fetches several rows at once, and the number of rows that the
+ * next call should therefore fetch.
  */
 #ifndef FI_CALL_COST_H
 #define FI_CALL_COST_H
@@ -20,7 +20,7 @@ typedef struct fi_call_cost {
 /* Notes that a call has fetched `rows` rows, at least one, in `nanoseconds`. */
 void fi_call_cost_add(fi_call_cost *cost, uint32_t rows, int64_t nanoseconds);
 
-/* How many of the `left` unclaimed rows of a batch of n the next call should fetch: 1 to left.
+/* Number of the `left` unclaimed rows of a batch of n that the next call should fetch: 1 to left.
  * share: the rows to claim if calls had no fixed cost, at least 1.
  * even:  the rows that leave as many for each worker that has no other batch to work on; n or more
  *        if every worker has one. */

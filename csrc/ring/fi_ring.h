@@ -40,7 +40,7 @@ enum {
     FI_FINISH_POISON = 8     /* set by the parent: the converter keeps killing workers */
 };
 
-/* What a packed object is, for its checksum (fi_place_seed); the last three belong to the batch. */
+/* Kinds of packed objects, for the checksum (fi_place_seed); the last three belong to the batch. */
 enum {
     FI_PACKED_EXAMPLE,
     FI_PACKED_ERROR,
@@ -89,7 +89,7 @@ typedef struct fi_board {
     _Atomic uint32_t hedged, won;  /* rows hedged so far, and those that the second worker wrote */
 } fi_board;
 
-/* Where a row's packed payload (a spill, an error) lies in its slot. */
+/* Place of a row's packed payload (a spill, an error) in its slot. */
 typedef struct fi_entry {
     _Atomic uint64_t offset;
     _Atomic uint64_t bytes;
@@ -117,7 +117,7 @@ typedef struct fi_slot {
     _Atomic uint64_t request_bytes;
 } fi_slot;
 
-/* What the random numbers of a batch's examples are derived from, besides their indices: the seed
+/* Origin of the random numbers of a batch's examples, besides their indices: the seed
  * of the iteration, and its position after the batch. The last `position` rows are of that epoch,
  * `epoch_size` rows in front of them of the one before, and so on. */
 typedef struct fi_origin {
@@ -127,7 +127,7 @@ typedef struct fi_origin {
     uint64_t epoch_size;
 } fi_origin;
 
-/* What the workers are told of a batch besides its rows: a packed object in the slot, and for which
+/* Request to the workers for a batch, besides its rows: a packed object in the slot, and for which
  * worker the batch is. */
 typedef struct fi_request {
     uint64_t offset;
@@ -149,7 +149,7 @@ typedef struct fi_geometry {
 #define FI_START_ERROR_BYTES (64u << 10)
 #define FI_TRACE_BYTES (1u << 20)
 
-/* What this process has mapped of one slot (fi_window.h). */
+/* Mappings of one slot in this process (fi_window.h). */
 enum { FI_WINDOWS = 25 };
 typedef struct fi_window {
     char *address;  /* the largest mapping; */
@@ -179,7 +179,7 @@ typedef struct fi_ring {
     char *schemas;
     char *start_errors;
     char *traces; /* FI_TRACE_BYTES for each worker, without pages at first */
-    uint64_t payload;   /* where the first slot begins in the file */
+    uint64_t payload;   /* offset of the first slot in the file */
     fi_window *windows; /* S, private */
     bool is_hidden;     /* from children that this process forks */
 } fi_ring;
@@ -197,12 +197,12 @@ void fi_ring_decommit(const fi_ring *ring, uint64_t offset, uint64_t bytes);
 /* Unmaps what is mapped of slots, but not the control area. */
 void fi_ring_detach(fi_ring *ring);
 
-/* Where the slot lies in the file. */
+/* Offset of the slot in the file. */
 static inline uint64_t fi_slot_place(const fi_ring *ring, uint32_t slot)
 {
     return ring->payload + (uint64_t)slot * ring->geometry.slot_bytes;
 }
-/* Where it lies in this process, as far as fi_slot_reach has mapped it. */
+/* Address of the slot in this process, as far as fi_slot_reach has mapped it. */
 static inline char *fi_slot_payload(const fi_ring *ring, uint32_t slot)
 {
     return ring->windows[slot].address;
@@ -246,7 +246,7 @@ static inline int fi_heap_offset(uint64_t word, uint64_t *offset)
     *offset = word & (((uint64_t)1 << FI_HEAP_OFFSET_BITS) - 1);
     return fi_heap_word(*offset) == word ? FI_OK : FI_E_CORRUPT;
 }
-/* How far the slot's heap has grown, for the size of its next commit; 0 if the word is corrupt. */
+/* End of the slot's heap, for the size of its next commit; 0 if the word is corrupt. */
 static inline uint64_t fi_slot_used(const fi_ring *ring, uint32_t slot)
 {
     uint64_t offset;
@@ -272,7 +272,7 @@ static inline bool fi_slot_has_request(const fi_ring *ring, uint32_t slot)
     return fi_load_relaxed(&ring->slots[slot].request_bytes) > 0;
 }
 
-/* Where the batch's request lies; bytes 0 if there is none. FI_E_CORRUPT if not within the slot. */
+/* Place of the batch's request; bytes 0 if there is none. FI_E_CORRUPT if not within the slot. */
 static inline int fi_slot_request(const fi_ring *ring, uint32_t slot, uint64_t *offset,
                                   uint64_t *bytes)
 {

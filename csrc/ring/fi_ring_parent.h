@@ -18,7 +18,7 @@ typedef struct fi_slot_record {
     enum fi_phase phase;
     bool corrupt;       /* given up: its words can no longer become those of a complete batch */
     uint64_t committed; /* bytes that certainly have pages */
-    fi_origin origin;   /* what the workers were told, and: */
+    fi_origin origin;   /* sent to the workers, and: */
     fi_request request;
 } fi_slot_record;
 
@@ -36,7 +36,7 @@ typedef struct fi_parent {
     uint32_t offered; /* rows scheduled since the last publish */
     bool is_for_one;  /* some of them are for a certain worker */
     uint32_t leased, draining, retired;
-    uint32_t worker_count; /* what the board should say */
+    uint32_t worker_count; /* right value of the board's word */
     uint32_t hedge;        /* share of the rows that may be hedged, in FI_ONE_HEDGE */
     bool stopping;
 } fi_parent;
@@ -99,7 +99,7 @@ void fi_parent_collect(fi_parent *parent);
 bool fi_parent_is_ready(const fi_parent *parent, uint32_t slot, uint32_t *flags);
 /* The same of the batch at the head: its slot's number and flags, or FI_E_BUSY. */
 int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags);
-/* How many batches from the head on are READY, for statistics. */
+/* Number of batches from the head on that are READY, for statistics. */
 uint32_t fi_parent_count_ready(const fi_parent *parent);
 /* T2: announces the sleep; the caller must look again (T3) before it sleeps. */
 void fi_parent_announce_sleep(fi_parent *parent, uint64_t q);

@@ -34,7 +34,7 @@ static inline void pause_briefly(void)
 #endif
 }
 
-/* How many workers share the rows. A corrupt number costs time only. */
+/* Number of workers that share the rows. A corrupt number costs time only. */
 static inline uint32_t worker_count_of(const fi_ring *ring)
 {
     uint32_t count = fi_load_relaxed(&ring->board->worker_count);
@@ -125,7 +125,7 @@ static uint32_t announced_by(const fi_ring *ring, uint32_t slot, uint32_t row)
     return w;
 }
 
-/* What a scan of a batch has found. */
+/* Result of a scan of a batch. */
 typedef struct late_rows {
     uint32_t todo; /* a row that was claimed and not begun; FI_WHOLE_BATCH: none */
     uint32_t row;  /* of those that nobody has hedged, the one longest under way that is late */

@@ -24,7 +24,7 @@ typedef struct fi_worker {
     uint32_t seen;     /* last value of board->redo acted upon */
     uint64_t rewound;  /* rows of batches before it may be claimed twice, for a worker has died */
     uint32_t least;    /* rows that a range has at least, where that many are left */
-    int64_t row_ns;    /* what one row takes, no less than it lately took */
+    int64_t row_ns;    /* time for one row, no less than it lately took */
     fi_call_cost call; /* if the dataset fetches several rows in one call */
     bool in_slot;      /* between W3 and W8 */
     bool leave;        /* set by the caller: exit at the next W1 */

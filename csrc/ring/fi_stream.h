@@ -69,7 +69,7 @@ void fi_reader_close(fi_reader *reader, bool last);
 
 /* ---- parent ------------------------------------------------------------------------------- */
 
-/* Whose a slot is: the reader's; the parent's, who copies out of it; or viewed, for ever if
+/* Owner of a slot: the reader; the parent, which copies out of it; or views of it, for ever if
  * withdrawn. */
 enum fi_stream_phase { FI_AT_READER, FI_IN_HAND, FI_LENT, FI_WITHDRAWN };
 
@@ -93,7 +93,7 @@ typedef struct fi_stream {
     const int *bell_pipes;
 } fi_stream;
 
-/* What can be taken of a reader now. */
+/* Samples of a reader that can be taken now. */
 typedef struct fi_part {
     uint64_t q;
     uint32_t slot;

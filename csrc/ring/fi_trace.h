@@ -1,4 +1,4 @@
-/* What workers record of their time, if the program asks for it: one event for each stretch.
+/* Records of the workers' time, if the program asks for it: one event for each stretch.
  *
  * Each worker has a record of its own behind the payload of the segment, whose pages are
  * allocated when they are first wanted. The last FI_TRACE_EVENTS events of each worker are kept. The

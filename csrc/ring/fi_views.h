@@ -1,5 +1,5 @@
-/* What any thread may change without a lock: how many views of slots are alive, whether the program
- * has forked meanwhile, and which slots have come back.
+/* Counters that any thread may change without a lock: views of slots that are alive, forks of the
+ * program meanwhile, and slots that have come back.
  */
 #ifndef FI_VIEWS_H
 #define FI_VIEWS_H

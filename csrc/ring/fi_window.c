@@ -1,4 +1,4 @@
-/* What one process has mapped of the slots. */
+/* Mappings of the slots in one process. */
 #include "ring/fi_window.h"
 
 #include <errno.h>

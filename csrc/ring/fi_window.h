@@ -1,4 +1,4 @@
-/* What one process has mapped of the slots, and who in it still needs that.
+/* Mappings of the slots in one process, and their users.
  *
  * The file has room for slots far larger than any batch, the address space of a process has not. So
  * a slot is mapped where it is used, as far as it is used, to the next power of two. What has to

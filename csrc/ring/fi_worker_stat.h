@@ -1,4 +1,4 @@
-/* What a worker reports of itself: the start handshake, the row that it fetches, counters.
+/* Report of a worker about itself: the start handshake, the row that it fetches, counters.
  *
  * Each worker writes its own fi_worker_stat; the parent writes `go` alone. They serve statistics and
  * messages: no batch depends on what they hold, so relaxed order is enough everywhere but in

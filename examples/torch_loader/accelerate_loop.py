@@ -37,7 +37,7 @@ class Rings(Dataset):
 
 
 class Progress:
-    """Where the loop is: Accelerate saves it with the rest."""
+    """The place of the loop, which Accelerate saves with the rest."""
 
     epoch = n_done = 0
 

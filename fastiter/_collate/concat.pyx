@@ -74,7 +74,7 @@ def stack(examples, out=None):
     Parameters
     ----------
     examples : iterable
-        At least one; read once, before any of its methods is called.
+        Examples, at least one; read once, before any of their methods is called.
     out : array, optional
         C-contiguous or not, but of exactly the shape and dtype of the result; written and returned
         instead of a new array. Its content after an error is undefined.
@@ -105,11 +105,11 @@ def pad_stack(arrays, fill, out=None):
     Parameters
     ----------
     arrays : iterable of array
-        At least one, of the same number of dimensions.
+        Arrays of the same number of dimensions, at least one.
     fill : scalar
-        Usually a number; what ``numpy.full`` takes.
+        Value that ``numpy.full`` takes, usually a number.
     out : array, optional
-        Of exactly the shape and dtype of the result; as for `stack`.
+        Array of exactly the shape and dtype of the result; as for `stack`.
 
     Returns
     -------

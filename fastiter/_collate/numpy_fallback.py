@@ -146,7 +146,7 @@ def _fault_of(value: Any, first: Any) -> str:
 
 
 def place_of(number: int, indices: Indices | None) -> str:
-    """How messages name an example of a batch."""
+    """The name of an example of a batch, for messages."""
     return f"example {number}" + ("" if indices is None else f" (dataset index {indices[number]})")
 
 

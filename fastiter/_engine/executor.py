@@ -1,4 +1,4 @@
-"""What makes the batches of plans: the protocol of executors, and what they have in common."""
+"""Executors, which make the batches of plans: their protocol, and their common parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Executor(Protocol):
     Attributes
     ----------
     seed : (int, int)
-        Of the random numbers of examples. Set when a state is loaded, before `drop`.
+        Seed of the random numbers of examples. Set when a state is loaded, before `drop`.
     n_workers, n_prefetch : int
         Present number of workers, and of batches made ahead; 0 where the caller makes them.
     arena : Arena or None

@@ -35,7 +35,7 @@ cdef class Loop:
     Attributes
     ----------
     _lock : threading.RLock
-        Held by ``next()``. Reentrant: a signal handler may save a state while its thread waits.
+        Lock held by ``next()``. Reentrant: a signal handler may save a state while its thread waits.
     _timer : Timer
     _planner : PlanQueue
     _count_tokens : callable or None

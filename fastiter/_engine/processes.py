@@ -32,16 +32,16 @@ class ProcessExecutor:
         ``new_pool()(n_rows, n_workers, n_prefetch)`` returns a pool with room for batches of
         ``n_rows``, and may start its workers; else `start` does. None: `use` brings the pool.
     lock : RLock
-        Of the loop.
+        Lock of the loop.
     timer : Timer
     policy : FailurePolicy or None
     is_seeded : bool
         Whether what is converted in the caller has seeds of its own.
     seed : (int, int)
     n_workers, n_prefetch : int
-        Of the first pool.
+        Numbers of workers, and of batches made ahead, of the first pool.
     finish : callable, optional
-        Called with each batch in the caller; returns what is delivered.
+        ``finish(batch)``, called in the caller, returns what is delivered.
     """
 
     def __init__(

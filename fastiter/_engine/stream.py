@@ -17,10 +17,10 @@ class StreamExecutor(WrappingExecutor):
     Parameters
     ----------
     inner : Executor
-        Has the parts of shards read, whose plans are ``parts``; a `CallerExecutor` reads none.
+        Executor that reads the parts of shards, whose plans are ``parts``; or a `CallerExecutor`.
     parts : PlanQueue or None
     batch_maker : object
-        Its ``batch_of(examples)`` makes the batch.
+        ``batch_maker.batch_of(examples)`` makes the batch.
     is_seeded : bool
         Whether the global generators are seeded for examples and converter.
     """

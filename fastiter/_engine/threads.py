@@ -46,21 +46,21 @@ class ThreadExecutor:
     Parameters
     ----------
     batch_maker : object
-        Reads the dataset, and converts.
+        `BatchMaker`, which reads the dataset, and converts.
     rows : int
         Examples that a batch has at most.
     lock : RLock
-        Of the loop.
+        Lock of the loop.
     timer : Timer
     n_threads, n_prefetch : int
     limit : TimeLimit or None
-        Of the time for an example.
+        Limit of the time for an example.
     policy : FailurePolicy or None
     claims : RowClaims or None
-        Of a dataset of row groups.
+        Claims of a dataset of row groups.
     seed : (int, int)
     finish : callable, optional
-        Called with each batch in the caller; returns what is delivered.
+        ``finish(batch)``, called in the caller, returns what is delivered.
     converts : bool
         Whether the threads call the converter.
     measures : bool

@@ -177,7 +177,7 @@ cdef class ArrowColumn:
     # ---- lists and texts
 
     cdef fi_span *spans(self, const int64_t *rows, Py_ssize_t n) except NULL:
-        """Where rows lie, which the caller has checked: to be freed."""
+        """The places of rows, which the caller has checked and has to free."""
         cdef size_t bad = 0
         cdef fi_span *found = <fi_span *>PyMem_Malloc(max(n, 1) * sizeof(fi_span))
         if found == NULL:

@@ -29,7 +29,7 @@ _LISTS = {"list": False, "large_list": True}
 
 
 class Layout(NamedTuple):
-    """How rows of a type lie in the buffers: arguments of `ArrowColumn`."""
+    """The layout of a type's rows in the buffers: arguments of `ArrowColumn`."""
 
     layout: str
     dtype: np.dtype[Any]
@@ -338,7 +338,7 @@ VALID = Layout("bits", np.dtype(bool))
 
 
 def is_valid(array: Any) -> Any:
-    """Where an Arrow array is not null."""
+    """A mask of the values of an Arrow array that are not null."""
     import pyarrow.compute as compute
 
     return compute.is_valid(array)

@@ -479,7 +479,7 @@ class RowGroups:
             raise
 
     def place_of(self, cell: int) -> int:
-        """Where a cell begins in the file."""
+        """The offset of a cell in the file."""
         return int(self._places[cell, _START])
 
     def drop(self) -> None:

@@ -36,7 +36,7 @@ class Examples(NamedTuple):
     size: int  #: how many there were, with the others
     is_end: bool  #: whether the shard has no more
     state: Any  #: of the source after them; None if it has none
-    failure: Any  #: what the shard raised after them, or None
+    failure: Any  #: exception of the shard after them, or None
 
 
 class ShardSeeds(NamedTuple):
@@ -125,7 +125,7 @@ class ShardReader:
     ----------
     shards : list
     open_shard : callable
-        Opens one of them.
+        ``open_shard(shard)`` opens one of them.
     most : int
         Shards that stay open.
     seeds : ShardSeeds, optional

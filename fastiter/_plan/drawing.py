@@ -36,8 +36,8 @@ def gives_permutations(sampler: Any) -> bool:
 
 
 def examples_of(sampler: EpochSampler, dataset_size: int, size: int | None) -> int:
-    """How many examples an epoch is made of: those of the dataset or, where each comes once, as
-    many as the epoch before had, whose ``size`` is given."""
+    """The number of examples in an epoch: those of the dataset or, where each comes once, as many
+    as the epoch before had, whose ``size`` is given."""
     return size if sampler.permutes and size is not None else dataset_size
 
 

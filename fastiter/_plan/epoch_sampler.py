@@ -32,7 +32,7 @@ RECORD_SIZE = 7
 
 
 class Cutting(NamedTuple):
-    """How rows of an epoch are cut into batches, from a position on."""
+    """The rule that cuts rows of an epoch into batches, from a position on."""
 
     start: int  #: position in the epoch, 0 for its beginning
     num_ranks: int
@@ -49,9 +49,9 @@ class Epoch(NamedTuple):
 
 
 class SamplerRecord(NamedTuple):
-    """What a snapshot holds of a sampler and of the epoch that it gave last."""
+    """The entries of a snapshot for a sampler and the epoch that it gave last."""
 
-    kind: int  #: which sampler
+    kind: int  #: of sampler
     key: Key  #: 128 bits that depend on its seed and its other arguments
     n_drawn: int  #: epochs drawn, the current one included
     n_examples: int  #: length of the dataset

@@ -229,7 +229,7 @@ class Planner(EpochPlanQueue):
         self.epochs.begin(self._order_sampler, *drawing)
 
     def snapshot(self) -> Snapshot:
-        """What an iteration like this one goes on from."""
+        """The snapshot from which an iteration like this one continues."""
         return Snapshot(self.state, self.seed, self.progress, self.anchor, self.recut)
 
     def go_on_from(self, snapshot: Snapshot) -> None:
@@ -292,7 +292,7 @@ class Planner(EpochPlanQueue):
         return missing.begin + n_steps, rank if missing.n_ranks else self.rank
 
     def cuttings_of(self, number: int) -> tuple[Cutting, ...]:
-        """How the epoch of that number is cut into batches by a batch sampler; empty without."""
+        """The cutting of that epoch by a batch sampler; empty without one."""
         if self.state.cuts is None:
             return ()
         if self.recut is not None and self.recut[0] == number:

@@ -84,8 +84,7 @@ class ReplayPlanner(Planner):
 def snapshot_of_records(
     records: Mapping[str, Any] | list[dict[str, Any]], planner: Planner, *, strict: bool
 ) -> Snapshot:
-    """What an iteration goes on from after a record, or after those of all ranks, in the order of
-    ranks; see `snapshot_of`."""
+    """The snapshot of a record, or of those of all ranks, in their order; see `snapshot_of`."""
     record = _of_all(records, planner) if isinstance(records, list) else records
     if not record.get("missing") or record.get("kind") != planner.kind:
         return snapshot_of(record, planner, strict=strict)

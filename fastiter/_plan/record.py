@@ -129,8 +129,8 @@ def _saved_order(planner: Planner) -> Any:
 
 
 def _saved_cut(planner: Planner) -> dict[str, Any]:
-    """How epochs are cut into batches, and since when; with the sampler's seed and arguments as far
-    as they are numbers, for readers who have the state only."""
+    """The cutting of epochs into batches, and its begin; with the sampler's seed and arguments as
+    far as they are numbers, for readers who have the state only."""
     sampler, state = planner._order_sampler, planner.state
     saved: dict[str, Any] = {"anchor": list(planner.anchor), **_arguments_of(planner)}
     if sampler is None:
@@ -171,7 +171,7 @@ def _signed(seed: Seed) -> list[int]:
 
 
 def snapshot_of(record: Mapping[str, Any], planner: Planner, *, strict: bool) -> Snapshot:
-    """What an iteration with this planner goes on from, checked; nothing changes.
+    """The snapshot from which an iteration with this planner continues, checked; changes nothing.
 
     Raises
     ------

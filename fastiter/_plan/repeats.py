@@ -1,4 +1,4 @@
-"""How often an index was drawn before, in its epoch: what tells its draws apart."""
+"""Counts of the earlier draws of an index in its epoch, which tell its draws apart."""
 
 from __future__ import annotations
 

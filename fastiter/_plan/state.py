@@ -1,4 +1,4 @@
-"""Where an iteration stands, as a value."""
+"""The state of an iteration, as a value."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Anchor(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where an iteration stands, without its seed and the examples that were skipped."""
+    """The state of an iteration, without its seed and the examples that were skipped."""
 
     position: int  #: examples of the current epoch already delivered, 0 <= position < epoch_size
     epoch: int  #: completed epochs
@@ -69,7 +69,7 @@ class Missing(NamedTuple):
 
     record: dict[str, Any]  #: of that state
     numbers: tuple[int, ...]  #: of the bits of these batches, in the order of their delivery
-    first: int  #: which of them comes first here
+    first: int  #: place in `numbers` of the batch that comes first here
     stride: int  #: and how many ranks take them in turn
     n_ranks: int | None  #: bits of a step, one for each rank; None: it is a state of this rank
     begin: int  #: the step of the first bit
@@ -130,7 +130,7 @@ class Snapshot(NamedTuple):
     former_size: int | None = None  #: `PlanQueue.former_size`
     missing: Missing | None = None
     sources: Any = None  #: of a stream: states of the sources that its shards are read from
-    ahead: tuple[Any, ...] = ()  #: what comes before ``state``, as `PlanQueue.restart` takes it
+    ahead: tuple[Any, ...] = ()  #: plans before ``state``, as `PlanQueue.restart` takes them
 
 
 def natural(value: Any) -> int:

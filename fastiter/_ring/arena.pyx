@@ -251,7 +251,7 @@ cdef class WorkerRing:
         return fi_slot_payload(self.worker.ring, self.claim.slot)
 
     cdef char *place(self, uint64_t offset) noexcept:
-        """Where memory lies that `heap_take` has given."""
+        """The address of memory that `heap_take` has given."""
         return fi_slot_payload(self.worker.ring, self.claim.slot) + offset
 
     cdef char *whole_payload(self, uint64_t *bytes) except NULL:
@@ -283,7 +283,7 @@ cdef class WorkerRing:
         return PyMemoryView_FromMemory(self.place(offset), size, PyBUF_WRITE)
 
     def offset_of(self, buffer):
-        """Where a contiguous buffer lies in the current slot's heap, -1 if it lies elsewhere."""
+        """The offset of a contiguous buffer in the current slot's heap, -1 if it lies elsewhere."""
         cdef uint64_t offset = 0, end = fi_slot_used(self.worker.ring, self.claim.slot)
         cdef Py_buffer found
         PyObject_GetBuffer(buffer, &found, PyBUF_SIMPLE)

@@ -106,7 +106,7 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pi
 def _reduce_array(
     array: np.ndarray[Any, Any], writable: bool, mappings: FileMappings | None = None
 ) -> Any:
-    """How to pickle an array that NumPy would change, or copy; None for any other."""
+    """The reduction of an array that NumPy would change, or copy; None for any other."""
     dtype, flags = array.dtype, array.flags
     if dtype.hasobject or not dtype.itemsize:
         return None

@@ -186,7 +186,7 @@ cdef class SlotRows(SlotWriter):
     @cython.final
     cdef bint find_ragged(self, Field *f, char *payload, uint64_t committed, list rows,
                           const void **sources, int64_t *shapes) except -1:
-        """Where the arrays of these rows lie, and their shapes; False if an entry is corrupt."""
+        """Finds the arrays of these rows, and their shapes; False if an entry is corrupt."""
         cdef Py_ssize_t place
         if rows is None:
             return fi_ragged_rows(payload, committed, payload + f.offset, f.stride, f.ndim,

@@ -1,4 +1,4 @@
-"""Where rows of columns are gathered: by workers or by the caller, whichever is faster."""
+"""The trial that has columns gathered by workers or by the caller, whichever is faster."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ def progress(iterator: Iterator[Any], **options: Any) -> Progress:
     Parameters
     ----------
     iterator : SerialIterator, MultithreadIterator, MultiprocessIterator or DataLoader
-        It may be in the middle of an epoch. Worker processes are started if they are not. Of a
-        `fastiter.torch.DataLoader`, the bar shows one epoch, that of one ``for``.
+        Iterator, perhaps in the middle of an epoch. Worker processes are started if they are not.
+        Of a `fastiter.torch.DataLoader`, the bar shows one epoch, that of one ``for``.
     **options
         Of ``tqdm.auto.tqdm``: ``disable``, ``file``, ``leave``, ``position``, ``desc`` (shown
         before the epoch), ``postfix`` (shown before the share of waiting) and so on.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _FieldPlan(NamedTuple):
-    """How the fields of a batch are made, given the schema of its examples."""
+    """The steps that make the fields of a batch, given the schema of its examples."""
 
     schema: Schema | None = None  #: None: it is unknown, or no field can be written in place
     rules: tuple[FieldRule, ...] = ()  #: for each field

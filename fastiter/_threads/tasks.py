@@ -57,7 +57,7 @@ class RowCost:
 
 
 class Attempts:
-    """How long and how often threads may try to fetch a row; shared by the tasks of an iterator."""
+    """Limits of time and attempts to fetch a row; shared by the tasks of an iterator."""
 
     def __init__(self, seconds: float, n_retries: int) -> None:
         self.seconds = seconds

@@ -18,7 +18,7 @@ MOST_DEATHS = 3  # of workers, by one index or the finish of one batch
 
 
 class Exit(NamedTuple):
-    """How a worker process ended."""
+    """The end of a worker process: its number, and the reason."""
 
     pid: int = 0
     reason: str = "died"
@@ -74,7 +74,7 @@ class CrashCounts:
         return True
 
     def last_exit(self, q: int, row: int = -1) -> Exit | Overrun:
-        """How the worker ended that had the row last, or that finished the batch last."""
+        """The end of the worker that had the row last, or that finished the batch last."""
         return self._ends.get((q, row), Exit())
 
     def clear(self, indices: npt.NDArray[np.int64], given_up: Iterable[int]) -> None:

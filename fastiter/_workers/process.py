@@ -202,7 +202,7 @@ class WorkerProcess:
         return {}
 
     def exit_reason(self) -> str:
-        """How it ended, for messages. It is dead, but a fork server may report its status late."""
+        """The reason of its end, for messages. A fork server may report its status late."""
         self.process.join(1)
         code = self.process.exitcode
         if code is None:

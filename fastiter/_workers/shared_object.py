@@ -276,7 +276,7 @@ class StartReducer:
         self._probes = probes
 
     def __call__(self, obj: object) -> Any:
-        """How to pickle an object; None for an ordinary one."""
+        """The reduction of an object; None for an ordinary one."""
         kind = type(obj)
         if kind in self._types and self._is_shared(obj):
             return _beside(obj)

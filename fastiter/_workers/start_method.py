@@ -47,7 +47,7 @@ class Caller(NamedTuple):
 
 
 class Start(NamedTuple):
-    """How to start workers."""
+    """The way to start workers."""
 
     context: Any  # of multiprocessing
     caller: Caller

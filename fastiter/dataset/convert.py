@@ -50,7 +50,7 @@ def concat_examples(
     Parameters
     ----------
     batch : sequence
-        At least one example.
+        Examples, at least one.
     device : device, optional
         Device that the arrays are sent to; see `to_device`.
     padding : object, tuple or dict, optional
@@ -62,7 +62,7 @@ def concat_examples(
     max_length : int, tuple or dict, optional
         Maximal length of an example's first axis; the rest is cut off, before padding.
     pad_to_multiple : int, tuple or dict, optional
-        Pads the first axis of padded fields to a multiple of this, after ``max_length``: with
+        Number whose multiple the first axis of padded fields becomes, after ``max_length``: with
         ``max_length=100, pad_to_multiple=64`` it has length 64 or 128.
     return_lengths : bool, tuple or dict
         Whether to return the lengths of the examples' first axes, too, after ``max_length`` and
@@ -109,7 +109,7 @@ def to_device(device: Any, x: Any) -> Any:
     Parameters
     ----------
     device : None, int, str, cupy.cuda.Device or device object
-        None leaves ``x`` where it is. The host: a negative integer, ``'cpu'``, ``'@numpy'``. A
+        Device; None: ``x`` stays where it is. The host: a negative int, ``'cpu'``, ``'@numpy'``. A
         GPU: its number, ``'cuda'`` (the current one), ``'cuda:1'``, ``'@cupy:1'``. The ``send`` of
         an object with ``xp`` and ``send`` is called, such as those of `converter` and Chainer.
     x : array, number, None, or list or tuple of these

@@ -36,8 +36,8 @@ def set_dataset_root(path: str | os.PathLike[str]) -> None:
     Parameters
     ----------
     path : str or path
-        Need not exist. A relative path is resolved whenever the cache is used. TypeError if it is
-        neither a string nor a path.
+        Path, which need not exist. A relative path is resolved whenever the cache is used.
+        TypeError if it is neither a string nor a path.
     """
     global _chosen_root
     root = os.fspath(path)
@@ -52,7 +52,7 @@ def get_dataset_directory(dataset_name: str, create_directory: bool = True) -> s
     Parameters
     ----------
     dataset_name : str
-        Joined with the root; may contain slashes.
+        Path below the root; may contain slashes.
     create_directory : bool
         Whether to create the directory and its parents if they do not exist; OSError if this is
         impossible.

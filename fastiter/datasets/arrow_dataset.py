@@ -106,7 +106,7 @@ class ArrowDataset(DatasetMixin):
         self._padding = padding
         self._nulls = nulls
         self._decode = dict(decode or {})
-        #: what nulls were found in: checked once, not by every process
+        #: results of the search for nulls, by column: made once, not by every process
         self._found: dict[str, _Nulls] = {}
         #: columns of which all was found sound, and what the files' columns are
         self._sound: set[str] = set()

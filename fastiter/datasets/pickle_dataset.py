@@ -32,7 +32,7 @@ class PickleDataset(Closing, DatasetMixin):
     Parameters
     ----------
     reader : binary file
-        Has ``seekable``, ``seek``, ``tell``, ``read``, ``readline`` and ``close``.
+        File with ``seekable``, ``seek``, ``tell``, ``read``, ``readline`` and ``close``.
 
     Raises
     ------

@@ -22,7 +22,7 @@ class PickleDatasetWriter(Closing):
     Parameters
     ----------
     writer : binary file
-        Has ``write`` and ``close``, and optionally ``flush``.
+        File with ``write`` and ``close``, and optionally ``flush``.
     protocol : int
         The protocol of `pickle`.
     """

@@ -26,7 +26,7 @@ def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDa
     Parameters
     ----------
     dataset : sequence
-        Has ``__len__`` and ``__getitem__``.
+        Object with ``__len__`` and ``__getitem__``.
     split_at : int
         Size of the first part, from 0 to ``len(dataset)``.
     order : sequence of int, optional

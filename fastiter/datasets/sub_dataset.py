@@ -23,7 +23,7 @@ class SubDataset(BatchedWrapper):
     Parameters
     ----------
     dataset : sequence
-        Has ``__len__`` and ``__getitem__``. If it has ``__getitems__``, this one has it too.
+        Object with ``__len__`` and ``__getitem__``; ``__getitems__`` is used if there is one.
     start, finish : int
         First position of the part, and the position after its last, ``0 <= start <= finish <=
         len(dataset)``; else TypeError or ValueError.

@@ -46,8 +46,8 @@ class TextDataset(Closing, DatasetMixin):
         As in `open`; a sequence has one for each file. By default the encoding is that of the
         locale, and ``\\n``, ``\\r`` and ``\\r\\n`` all end a line, which then ends in ``\\n``.
     filter_func : callable, optional
-        Called in the constructor with the lines (one argument for each file). An example for which
-        it returns a false value is left out.
+        Predicate, called by the constructor with lines (one argument for each file). An
+        example for which it returns a false value is left out.
 
     Raises
     ------

@@ -20,9 +20,9 @@ class TransformDataset(BatchedWrapper):
     Parameters
     ----------
     dataset : sequence
-        Has ``__len__`` and ``__getitem__``. If it has ``__getitems__``, this one has it too.
+        Object with ``__len__`` and ``__getitem__``; ``__getitems__`` is used if there is one.
     transform : callable
-        Takes an example, and returns the example to give instead; called in the process and
+        Function of an example that returns the example to give instead; called in the process and
         thread that fetches. It must not change its argument in place, which may belong to the
         dataset.
 

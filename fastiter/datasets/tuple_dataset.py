@@ -16,7 +16,7 @@ class TupleDataset:
     Parameters
     ----------
     *datasets : sequence
-        At least one, each with ``__len__`` and ``__getitem__``. ValueError if lengths differ.
+        Datasets (one or more) with ``__len__`` and ``__getitem__``. ValueError if lengths differ.
 
     Examples
     --------

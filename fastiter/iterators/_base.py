@@ -207,18 +207,18 @@ class PlannedIterator(Loop, IteratorProperties):
         self._loops: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     def _new_executor(self) -> Executor:
-        """What makes the batches."""
+        """Make the executor."""
         return self._caller_executor()
 
     def _caller_executor(self) -> CallerExecutor:
         return CallerExecutor(self._batch_maker, self._skips, self._seeding is not None, self._seed)
 
     def _new_stage(self) -> DeviceStage | None:
-        """What copies the executor's batches to a GPU, if it does not send them itself."""
+        """Make the stage that copies batches to a GPU; None if the executor sends them itself."""
         return None
 
     def _part_executor(self, store: PartStore) -> Executor:
-        """What has workers read the parts of a `StreamDataset`; or a `CallerExecutor`, and the
+        """Make the executor that reads the parts of a `StreamDataset`: with a `CallerExecutor` the
         caller reads."""
         return self._caller_executor()
 
@@ -420,7 +420,7 @@ class PlannedIterator(Loop, IteratorProperties):
         Parameters
         ----------
         serializer : callable
-            Called as ``serializer(key, value)`` with the keys current_position, epoch,
+            Callable, called as ``serializer(key, value)`` with the keys current_position, epoch,
             is_new_epoch, order, previous_epoch_detail and example_seed; -1 stands where None
             would. With a sampler that has a seed also order_sampler, with ``on_error`` also
             skipped.

@@ -153,7 +153,7 @@ class BatchMaker:
         return batch if self.takes_device else self.sent(batch)
 
     def reader(self) -> DatasetReader:
-        """What reads the dataset now: its arrays may have been replaced."""
+        """The reader of the dataset now: its arrays may have been replaced."""
         reader = self._reader
         if reader is None or not reader.is_current:
             reader = self._reader = reader_of(self.dataset)

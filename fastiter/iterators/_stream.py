@@ -33,7 +33,7 @@ _MOST_AHEAD = 4096  # steps that are planned to leave out other ranks' examples 
 
 
 class StreamPlace(NamedTuple):
-    """Where the window begins that has the next example."""
+    """The begin of the window that has the next example."""
 
     lanes: Lanes = ()  #: turn and next example of each open shard; the first has its turn now
     n_opened: int = 0  #: shards of the epoch

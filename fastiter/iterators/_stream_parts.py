@@ -130,7 +130,7 @@ class PartStore:
 
     def __init__(self, stream: StreamDataset, rows: int) -> None:
         self.stream = stream
-        self.executor: Any = None  #: whose workers read; None: the caller does
+        self.executor: Any = None  #: of the workers that read; None: the caller does
         self.queue: PartQueue | None = None
         self._step_rows = rows
         self.rows = max(_LEAST, -(-rows // min(stream.interleave, len(stream.shards))))

@@ -13,7 +13,7 @@ class SerialIterator(PlannedIterator):
     Parameters
     ----------
     dataset : sequence
-        Has ``__len__``, and ``__getitem__(int)`` or ``__getitems__(list of int)``.
+        Object with ``__len__``, and ``__getitem__(int)`` or ``__getitems__(list of int)``.
     batch_size : int
         Examples in a batch of this rank, at least 1; may exceed the dataset's length. Left out
         only with a ``batch_sampler``.

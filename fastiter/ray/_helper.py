@@ -105,7 +105,7 @@ class Remote:
     number: int
     start: int  # counts the starts of all workers
     actor: Any
-    #: what it is asked for, by Ray's references, and what is done with it
+    #: requests, by Ray's references, and the functions for their answers
     answers: dict[Any, Callable[[Any], None]] = dataclasses.field(default_factory=dict)
     seen: float = 0.0  # when the last answer came
     beat: Beat = NO_BEAT  # the last one

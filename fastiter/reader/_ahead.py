@@ -230,8 +230,8 @@ def buffered(reader: Reader, size: int) -> Reader:
     Parameters
     ----------
     reader : callable
-        Runs in a thread of its own, one per pass, which ends with the pass, also if the loop leaves
-        it early. Its exception arrives after the samples before.
+        Reader, run in a thread that ends with the pass, also if the loop leaves it early. Its
+        exception arrives after the samples before.
     size : int
         The most samples that are read ahead of the consumer; with 0 there is no thread.
     """
@@ -257,15 +257,15 @@ def xmap_readers(
     Parameters
     ----------
     mapper : callable
-        Called with each sample, in several threads at once.
+        Function of a sample, called in several threads at once.
     reader : callable
-        Runs in these threads, one at a time.
+        Reader that runs in these threads, one at a time.
     process_num : int
         Number of threads.
     buffer_size : int
         The most mapped samples that wait for the consumer, besides one of each thread.
     order : bool
-        Keep the order of the reader; else samples arrive as they become ready.
+        Whether to keep the order of the reader; else samples arrive as they become ready.
     """
     require_readers((reader,))
     process_num = checked_count("process_num", process_num, minimum=1)

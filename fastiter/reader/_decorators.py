@@ -31,7 +31,7 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
     batch_size : int
         Samples of a batch.
     drop_last : bool
-        Leave out the last batch if it is shorter.
+        Whether to leave out the last batch if it is shorter.
     """
     require_readers((reader,))
     try:
@@ -55,7 +55,7 @@ def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
     Parameters
     ----------
     func : callable
-        Called with one sample of each reader.
+        Function of one sample of each reader.
     *readers : callable
         The shortest one ends the pass.
     """
@@ -99,7 +99,7 @@ def chain(*readers: Reader) -> Reader:
     Parameters
     ----------
     *readers : callable
-        Each is opened when the one before has ended.
+        Readers, each opened when the reader before it has ended.
     """
     require_readers(readers)
     return partial(_chain, *readers)
@@ -120,8 +120,8 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
     ----------
     *readers : callable
     check_alignment : bool
-        Require that all readers end together, and raise `ComposeNotAligned` after the last sample
-        that all have; if False, the shortest one ends the pass.
+        Whether all readers must end together. If they do not, `ComposeNotAligned` is raised after
+        the last sample that all have. False: the shortest one ends the pass.
     """
     require_readers(readers)
     return partial(_compose, *readers, check_alignment=bool(check_alignment))

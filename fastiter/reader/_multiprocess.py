@@ -33,9 +33,9 @@ def multiprocess_reader(
     Parameters
     ----------
     readers : list or tuple of callables
-        At least one.
+        Readers, at least one.
     use_pipe : bool
-        Makes no difference: both ways of the original use the same shared memory here, with the
+        Argument without effect: both ways of the original use the same shared memory here, with the
         same guarantees.
     queue_size : int
         The most samples of all readers that are in flight: read and not yet delivered. Each reader

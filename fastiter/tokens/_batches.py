@@ -49,7 +49,7 @@ class TokenBatchSampler(EpochSampler):
     window : int
         Steps whose rows are dealt, or with ``max_tokens`` sorted, together.
     drop_last : bool
-        Leave out the last rows, too few to fill a step.
+        Whether to leave out the last rows, too few to fill a step.
 
     Raises
     ------

@@ -93,7 +93,7 @@ class TokenDataset(DatasetMixin):
     overlong : {"split", "truncate", "drop", "error"}
         Treatment of documents that do not fit into a row. Pieces have ``length`` tokens.
     drop_last : bool
-        With "concat": leave out the last, partial row of each window.
+        Whether to leave out, with "concat", the last, partial row of each window.
     borders : bool, optional
         Whether labels, positions and segments end with documents. Default: True with packing, and
         without ``length``. Without borders the label is the next token of the epoch's stream.

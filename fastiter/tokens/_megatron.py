@@ -55,7 +55,7 @@ class MegatronDataset(DatasetMixin):
     pad_token_id : int
         The token that stands for padding; its places have 0, and no loss.
     drop_last : bool
-        Leave out the last, partial sample, as Megatron does except for validation.
+        Whether to leave out the last, partial sample, as Megatron does except for validation.
     fields : sequence of str
         Names of the fields of a row.
 

@@ -49,7 +49,7 @@ class WholeBatches:
     Parameters
     ----------
     iterator : InProcessIterator
-        Its settings are taken over; it is not kept, so that it ends with its last reference.
+        Iterator whose settings are taken over; not kept, so that it ends with its last reference.
     state : dict or None
         A state of the dataset to go on from.
     """

@@ -159,7 +159,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         return self._planner.state.is_finished
 
     def _planned(self, resume: Resume | None) -> Planned:
-        """Where the plans of an epoch begin."""
+        """The place where the plans of an epoch begin."""
         n_workers = self._planner.n_workers
         position, n_keys = self._sampler_iter.first
         place = Planned(position, n_made=(0,) * n_workers, n_keys=n_keys)

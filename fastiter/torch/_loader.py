@@ -79,8 +79,8 @@ persistent_workers, pin_memory_device, in_order
         complete; a state then records the batches still missing, and after loading those come
         first.
     snapshot_every_n_steps : int, optional
-        Save dataset and sampler states every n batches; resuming fetches the batches since the
-        last save again. 1 by default, and with ``in_order=False``.
+        Number of batches between saved states of dataset and sampler; resuming fetches the batches
+        since the last save again. 1 by default, and with ``in_order=False``.
     seed_examples : bool, optional
         Whether `random`, NumPy's and torch's global generators are seeded for each example, by the
         epoch and the place of the example in it. A dataset with random transforms then gives the

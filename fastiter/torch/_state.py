@@ -227,13 +227,13 @@ class Resume(NamedTuple):
 
     n_yielded: int  #: batches delivered in the epoch
     main: dict[str, Any]  #: where the sampler was
-    workers: list[dict[str, Any]]  #: what `state_of` gave for each worker; one without workers
+    workers: list[dict[str, Any]]  #: results of `state_of` for each worker; one without workers
     n_workers: int
     last_worker: int  #: that made the last batch
     n_more: int  #: batches delivered after the state of the workers was taken
     n_more_keys: int  #: in these
     is_finished: bool
-    facts: dict[str, Any]  #: what `facts_of` gave
+    facts: dict[str, Any]  #: result of `facts_of`
     epoch: int = 0  #: number of the iteration
 
     @classmethod

@@ -1,4 +1,4 @@
-/* What tests of processes share: a child to run something in, its death, and a look at a descriptor. */
+/* Common parts of tests of processes: a child to run something in, its death, and a look at a descriptor. */
 #ifndef FASTITER_TESTS_PROCESSES_H
 #define FASTITER_TESTS_PROCESSES_H
 

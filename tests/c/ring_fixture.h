@@ -106,7 +106,7 @@ static inline uint32_t slot_of(const fixture *f, uint64_t q)
     return f->parent.slot_of[q % SLOTS];
 }
 
-/* What worker w is told to do; CLAIM_SLEEP: it would sleep now. */
+/* Next claim of worker w; CLAIM_SLEEP: it would sleep now. */
 static inline int next_claim(fixture *f, uint32_t w, fi_claim *claim)
 {
     asleep = rested = false;

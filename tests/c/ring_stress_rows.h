@@ -1,4 +1,4 @@
-/* What the batches of the stress tests contain, and how their workers write it. */
+/* Content of the batches of the stress tests, and the writes of their workers. */
 #ifndef FASTITER_TESTS_RING_STRESS_ROWS_H
 #define FASTITER_TESTS_RING_STRESS_ROWS_H
 

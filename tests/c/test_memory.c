@@ -1,4 +1,4 @@
-/* How much memory may be taken, on machines of all sizes: fi_platform.c with a /proc/meminfo and control groups of
+/* Memory that may be taken, on machines of all sizes: fi_platform.c with a /proc/meminfo and control groups of
  * the test's own. */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -379,7 +379,7 @@ static void test_commit_refused(void)
     CHECK_EQ(fi_heap_take(&ring, 0, much, &offset, &need, &have), FI_E_MEMORY);
     CHECK(need >= much && have < much);
     CHECK_EQ(fi_parent_committed(&parent, 0), 0);
-    /* What is refused takes nothing: who comes next has all that was there before. */
+    /* A refused request takes nothing: the next one has all that was there before. */
     CHECK_EQ(fi_slot_used(&ring, 0), 0);
     CHECK_EQ(fi_heap_take(&ring, 0, 100, &offset, &need, &have), FI_OK);
     CHECK_EQ(offset, 0);

@@ -227,7 +227,7 @@ static void test_codes(void)
         }
 }
 
-/* What the workers were told is compared with what they should have been told. */
+/* The task that the workers read is compared with the parent's copy. */
 static void test_task_is_checked(void)
 {
     fixture f;

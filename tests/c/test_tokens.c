@@ -207,7 +207,7 @@ static fi_segment random_segment(const world *w, int64_t most)
     return segment;
 }
 
-/* What a field has at token j of segment k, which is `place` tokens into its row. */
+/* Value of a field at token j of segment k, which is `place` tokens into its row. */
 static int64_t plain_value(const world *w, const fi_row_format *f, int field, const fi_segment *segments, size_t n,
                            const fi_segment *next, size_t k, int64_t j, int64_t place)
 {

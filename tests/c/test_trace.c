@@ -1,4 +1,4 @@
-/* What workers record of their time. */
+/* Records of the workers' time. */
 #include "ring_fixture.h"
 
 #include "ring/fi_trace.h"

@@ -23,7 +23,7 @@ static int open_pidfd(pid_t pid)
 #endif
 }
 
-/* What a worker does when a native call never returns and holds every lock. */
+/* A native call of a worker that never returns and holds every lock. */
 static void spin_for_ever(void)
 {
     for (volatile uint64_t turns = 0;; turns++) {

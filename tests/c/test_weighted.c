@@ -19,7 +19,7 @@ static double *some_weights(uint32_t n)
     return weights;
 }
 
-/* What the cells give to each item adds up to its weight. */
+/* The shares of the cells for each item add up to its weight. */
 static void check_table(uint32_t n)
 {
     double *weights = some_weights(n), *shares = malloc(n * sizeof *shares), sum = 0;

@@ -1,4 +1,4 @@
-/* What is mapped of slots, and what goes back when the ring ends before its leases. */
+/* Mappings of slots, and memory that goes back when the ring ends before its leases. */
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -113,7 +113,7 @@ static void test_growth(void)
     tear_down(&f);
 }
 
-/* What shared memory says of pages is believed as far as the file has any. */
+/* Numbers of pages in shared memory are believed as far as the file has any. */
 static void test_overwritten_size(void)
 {
     fixture f;

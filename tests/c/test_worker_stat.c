@@ -1,4 +1,4 @@
-/* What a worker tells of itself. */
+/* Reports of a worker about itself. */
 #include <string.h>
 
 #include "check.h"

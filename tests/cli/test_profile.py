@@ -312,7 +312,7 @@ def test_the_dataset_alone() -> None:
 
 
 def test_a_busy_machine_does_not_make_a_dataset_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the thread has stood in line for a CPU while nothing was fetched does not count."""
+    """Time in line for a CPU does not count while nothing was fetched."""
     seconds = itertools.count()
     monkeypatch.setattr(dataset_cost, "thread_times", lambda _: (0.0, float(next(seconds))))
     found, _ = dataset_cost.measure([5] * 40, np.arange(40), 8, seconds=0.05, warn=pytest.fail)

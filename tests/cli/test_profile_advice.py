@@ -1,4 +1,4 @@
-"""What ``python -m fastiter profile`` makes of figures: limits, advice, and the table of runs."""
+"""Results of ``python -m fastiter profile`` from figures: limits, advice, and the table of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to batches when workers, nodes, or the cluster as a whole are lost."""
+"""Batches after the loss of workers, nodes, or the cluster as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs do to iterators whose workers are on a cluster: interrupts, forks, and mistakes."""
+"""Interrupts, forks and mistakes of programs whose workers are on a cluster."""
 
 from __future__ import annotations
 

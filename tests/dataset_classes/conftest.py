@@ -1,4 +1,4 @@
-"""What the tests of several datasets use."""
+"""Fixtures of the tests of several datasets."""
 
 from __future__ import annotations
 

@@ -581,7 +581,7 @@ def test_a_row_group_of_another_type_is_no_chunk() -> None:
 
 @pytest.mark.parametrize("n_rows", [1, 500, 700])  # few of them, and more than lie on the stack
 def test_columns_of_like_and_unlike_chunks(n_rows: int) -> None:
-    """What was found of the rows of one column is used for others like it alone."""
+    """Facts found about the rows of a column are used for columns like it alone."""
     rng = np.random.default_rng(n_rows)
     values = np.arange(1000)
     cuts = {"a": [0, 10, 400, 1000], "b": [0, 10, 401, 1000], "c": [0, 1000]}
@@ -627,7 +627,7 @@ def test_a_str_as_dataset_is_a_path(loader: str, tmp_path: Path) -> None:
 
 
 def test_no_memory_of_its_own(tmp_path: Path) -> None:
-    """What a process has read of a mapped file stays shared with all others."""
+    """Memory of a mapped file that a process has read stays shared with all others."""
     rows = 40_000
     table = pa.table({"ids": pa.array(np.zeros(rows * 100, np.int64).reshape(rows, 100).tolist())})
     dataset = ArrowDataset(write(tmp_path / "large.arrow", table), padding=0)
@@ -681,7 +681,7 @@ def test_a_frame_is_a_table(iterator: Any) -> None:
 
 
 class FrameOfAnyLibrary:
-    """What pandas, Polars and others have in common."""
+    """The common methods of pandas, Polars and others."""
 
     columns = ("x",)
 

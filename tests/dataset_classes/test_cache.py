@@ -371,7 +371,7 @@ try: cache_or_load_file(sys.argv[2], create, None)"""
 
 
 def namespace(option: str) -> tuple[str, ...]:
-    """What runs a program with a small file system of its own, at the path behind it."""
+    """Command that runs a program with a small file system of its own, at the path behind it."""
     script = f'mount -t tmpfs -o {option} none "$1" && shift && exec "$@"'
     return ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh")
 

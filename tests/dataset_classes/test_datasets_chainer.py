@@ -52,11 +52,11 @@ def test_every_name_is_there_with_its_parameters(name):
 
 
 class Failed(str):
-    """Which kind of error an operation raised."""
+    """The kind of error that an operation raised."""
 
 
 def outcome(function: Any, *args: Any) -> Any:
-    """What a function returns, or the type of its error."""
+    """The result of a function, or the type of its error."""
     try:
         return plain(function(*args))
     except Exception as error:

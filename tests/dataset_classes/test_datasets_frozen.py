@@ -202,7 +202,7 @@ def test_dict_of_columns():
 
 
 class Frame:
-    """What pandas and Polars have in common."""
+    """The common methods of pandas and Polars."""
 
     def __init__(self, **columns: Any) -> None:
         self._columns = columns

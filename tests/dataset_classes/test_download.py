@@ -34,7 +34,7 @@ def root(tmp_path, monkeypatch):
 
 
 def files(root: Path) -> set[str]:
-    """What the cache has but for lock files."""
+    """Names of the files of the cache, but for lock files."""
     return {p.name for p in (root / "_dl_cache").iterdir() if p.suffix != ".lock"}
 
 

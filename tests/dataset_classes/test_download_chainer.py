@@ -19,7 +19,7 @@ theirs = pytest.importorskip("chainer.dataset.download", reason="Chainer does no
 
 
 class Failed(str):
-    """Which kind of error an operation raised."""
+    """The kind of error that an operation raised."""
 
 
 def operate(library: Any, directory: str, operation: tuple[Any, ...]) -> Any:

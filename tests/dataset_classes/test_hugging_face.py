@@ -396,7 +396,7 @@ def features_of_kinds() -> dict[str, dict[str, tuple[Any, list[Any]]]]:
 
 
 def forms_of(made: Any, torch: Any) -> Iterator[tuple[str, Any]]:
-    """What a program may give to a loader of a dataset."""
+    """Forms in which a program may give a dataset to a loader."""
     names = made.column_names
     yield "as it is", made
     yield "shuffled", made.shuffle(seed=1)

@@ -1,4 +1,4 @@
-"""What is wrong is said where it is given: what was seen, what was expected, which parameter."""
+"""Errors of arguments come at the call, and name value, expectation and parameter."""
 
 from __future__ import annotations
 

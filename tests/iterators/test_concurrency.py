@@ -1,4 +1,4 @@
-"""What threads, and forked children, find of objects that another thread is using.
+"""Threads, and forked children, meet objects that another thread is using.
 
 Without a GIL more of it can go wrong: those tests are for a free-threaded interpreter above all.
 """
@@ -35,7 +35,7 @@ pytestmark = [
 
 
 class Gate:
-    """Where a thread stops, in this process and not in those that it forks."""
+    """A place where a thread stops, in this process and not in those that it forks."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

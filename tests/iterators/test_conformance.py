@@ -1,4 +1,4 @@
-"""What every iterator does, whoever wrote it and however it fetches.
+"""Behaviour of every iterator, whoever wrote it and however it fetches.
 
 Tests with ``make_any`` run over Chainer's iterators too, where Chainer imports: it is the oracle.
 Those with ``make`` are about ours alone.

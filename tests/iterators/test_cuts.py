@@ -127,7 +127,7 @@ def test_the_rule_of_cuts(n, batch_size, num_ranks, tail, repeat, drop_last):
     repeat=st.booleans(),
 )
 def test_resumed_with_other_ranks_and_batch_size(n, sizes, counts, n_steps, repeat):
-    """What follows a state is the rest of the epoch, whoever cuts it."""
+    """A state is followed by the rest of the epoch, whoever cuts it."""
     iterators = on_ranks(n, sizes[0], counts[0], repeat=repeat)
     for iterator in iterators:
         list(itertools.islice(iterator, n_steps))

@@ -347,7 +347,7 @@ def test_states_of_other_samplers_are_refused(saved, here, match):
 
 
 def test_a_later_epoch_may_be_another_where_no_arguments_are_told():
-    """What came is the same: the state is one of both."""
+    """The same rows came: the state is one of both."""
     iterator, other = serial(Draws(7)), serial(Zeros(7))
     assert batches(iterator, 3) == batches(other, 3)
     resumed = serial(Zeros(7))
@@ -374,7 +374,7 @@ def test_a_dataset_that_has_grown():
 
 
 class Given(EpochSampler):
-    """What it was told to give, from an epoch on."""
+    """Gives other orders from an epoch on."""
 
     def __init__(self, given: Any, since: int = 0) -> None:
         super().__init__(0)

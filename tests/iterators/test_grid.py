@@ -20,7 +20,7 @@ from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator
 
 PROCESSES = functools.partial(MultiprocessIterator, context="fork")
 
-#: what the parts of a run are made with: class, number of ranks, arguments
+#: settings of the parts of a run: class, number of ranks, arguments
 CHANGES: dict[str, list[tuple[Any, int, dict[str, Any]]]] = {
     "workers": [(PROCESSES, 1, {"n_processes": n}) for n in (4, 1)],
     "ranks": [

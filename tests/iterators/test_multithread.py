@@ -1,4 +1,4 @@
-"""What is particular to threads: waiting, interrupting, hanging, forking."""
+"""Properties of threads alone: waiting, interrupting, hanging, forking."""
 
 from __future__ import annotations
 

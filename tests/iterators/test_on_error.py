@@ -111,7 +111,7 @@ def seen(iterator: Any, found: list[int]) -> Seen:
 
 
 def without(expected: Any, bad: frozenset[int]) -> Any:
-    """What is left of batches; one of which nothing is left counts to the next."""
+    """The rows left of batches; a batch without any counts to the next."""
     pending: list[Step] = []
     for step in expected:
         pending.append(step)

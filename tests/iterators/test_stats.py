@@ -1,4 +1,4 @@
-"""What ``stats()`` tells: counted right, judged right, and what it says to change helps."""
+"""``stats()`` counts right, judges right, and its advice helps."""
 
 from __future__ import annotations
 

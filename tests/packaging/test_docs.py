@@ -27,9 +27,9 @@ import typed
 import fastiter
 
 ROOT = Path(__file__).resolve().parents[2]
-READMES = [*(ROOT / "fastiter").rglob("README.md"), *(ROOT / "csrc").rglob("README.md")]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+READMES = [page for top in ("fastiter", "csrc") for page in (ROOT / top).rglob("README.md")]
 READMES += [ROOT / "bench" / "README.md", ROOT / "examples" / "README.md"]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *READMES])
 TUTORIAL = ROOT / "docs" / "guide" / "tutorial.md"  # its programs build on each other
 # Packages that a program may import besides ours, where they are.
 OTHERS = (
@@ -132,7 +132,7 @@ def test_the_tutorial_typed_from_its_first_line_to_its_last(tmp_path: Path) -> N
     assert whole[-1] == resumed[-1]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []
     for link in LINK.findall(FENCE.sub("", page.read_text())):
@@ -255,7 +255,7 @@ def unknown_names(text: str) -> Iterator[str]:
                 yield f"{file} in `{span}`"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_names_in_back_ticks_are_in_the_tree(page: Path) -> None:
     assert list(unknown_names(page.read_text())) == []
 

@@ -1,4 +1,4 @@
-"""What is installed, and what an installation that lacks its compiled half says."""
+"""Installed files, and the error of an installation that lacks its compiled half."""
 
 from __future__ import annotations
 

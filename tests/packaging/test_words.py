@@ -39,11 +39,10 @@ HOMES = {
 }
 
 #: Words that these sources used before for worker group, worker process, batch converter and so on.
-FORMER = re.compile(
+FORMER = (
     r"(?<![A-Za-z])(?:crew|seat|tally|tallies|guises?|ledger|fi_cell|doze|spoilt"
     r"|departure|parent_?end|worker_?end|beyond_streams|stay_away|close_up|hand_over"
-    r"|came_through|keep_for_ever|is_torn|let_in|end_text)(?![A-Za-z])",
-    re.IGNORECASE,
+    r"|came_through|keep_for_ever|is_torn|let_in|end_text)(?![A-Za-z])"
 )
 
 
@@ -65,30 +64,44 @@ def test_a_noun_means_one_thing() -> None:
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
+HEADLESS = "what|which|whose|how|where"
+#: First words of a description that leaves out the thing that it describes.
+NO_NOUNS = (
+    "of|its|it|that|those|one|at least|has|called|held|takes|reads|opens|makes|runs|pads|joined"
+    "|each|with|usually|keep|leave|need|require|save|none (?:is|leaves)"
+)
+
+
+def found_in(pattern: str, *folders: str) -> list[str]:
+    """Matches of a pattern in the sources of folders, with their files."""
+    suffixes = {".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ".pml"}
+    return [
+        f"{path.relative_to(TOP)}: {match[0].strip()}"
+        for folder in folders
+        for path in sorted((TOP / folder).rglob("*.*"))
+        if path.suffix in suffixes and path != Path(__file__)
+        for match in re.finditer(pattern, path.read_text(), re.IGNORECASE | re.MULTILINE)
+    ]
+
+
 def test_descriptions_of_parameters_begin_with_a_noun() -> None:
     """A parameter is a value, a path, a number of seconds: not "what" or "how often"."""
-    name = r"^( *)\*{0,2}\w+(?:, \w+)* : ?"  # the description stands behind it or below
-    headless = re.compile(name + r"(?:.*\n\1 {4})?(?:what|which|whose|how|where)\b.*", re.I | re.M)
-    found = [
-        f"{path.relative_to(TOP)}: {match[0].strip()}"
-        for path in sorted((TOP / "fastiter").rglob("*.py*"))
-        if path.suffix in (".py", ".pyx", ".pyi")
-        for match in headless.finditer(path.read_text())
-    ]
-    assert found == []
+    name = r"^( *)\*{0,2}\w+(?:, \*{0,2}\w+)* :"
+    assert found_in(rf"{name} ?(?:{HEADLESS})\b.*", "fastiter") == []
+    assert found_in(rf"{name}(?: .*)?\n\1 {{4}}(?:{HEADLESS}|{NO_NOUNS})\b.*", "fastiter") == []
+
+
+def test_definitions_have_a_head() -> None:
+    """A thing is named by a noun, not by "what" it does or "which" it is."""
+    definition = (
+        rf'"""(?:{HEADLESS})\b.*|/\* (?-i:What|Which|Whose|How)\b.*|#: (?:what|which|whose)\b.*'
+    )
+    assert found_in(definition, "fastiter", "csrc", "tests", "bench", "examples", "docs") == []
 
 
 def test_former_words_are_gone() -> None:
-    suffixes = {".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ".pml"}
-    folders = ("fastiter", "csrc", "tests", "bench", "examples")
-    paths = [path for folder in folders for path in (TOP / folder).rglob("*")]
-    found = [
-        f"{path.relative_to(TOP)}: {match[0]}"
-        for path in paths
-        if path.suffix in suffixes and path != Path(__file__)
-        for match in FORMER.finditer(path.read_text())
-    ]
-    assert found == []
+    folders = "fastiter", "csrc", "tests", "bench", "examples"
+    assert found_in(FORMER, *folders) == []
 
 
 def test_extras_are_those_of_the_distribution() -> None:

@@ -1,4 +1,4 @@
-"""What the tests of the process iterator share."""
+"""Fixtures of the tests of the process iterator."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def is_right(blocks: np.ndarray, indices: np.ndarray) -> bool:
 
 @dataclass
 class Look:
-    """What the program and its workers take, seen from outside."""
+    """Resources of the program and its workers, seen from outside."""
 
     resident: int  #: of the parent
     shared: int  #: resident shared memory of the parent: the slots

@@ -92,7 +92,7 @@ def _our_mappings(pid: int | str) -> Iterator[tuple[int, str]]:
 
 
 def mapped_arenas(pid: int | str = "self") -> int:
-    """How many files of fastiter's memory a process maps."""
+    """Number of files of fastiter's memory that a process maps."""
     return len({file for _, file in _our_mappings(pid)})
 
 

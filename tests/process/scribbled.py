@@ -37,7 +37,7 @@ AFTERWARDS = 10
 #: Seconds that any call may take: several rounds of repair, and workers that start.
 BOUND = 15
 
-#: What shared memory may end in.
+#: Errors in which overwritten shared memory may end.
 ERRORS = (OverwrittenError, WorkerDiedError, DatasetError, MemoryError, TimeoutWarning)
 
 

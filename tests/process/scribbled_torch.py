@@ -1,4 +1,4 @@
-"""What is scribbled over beside iterators: a `DataLoader`, endless, in the shape of an iterator."""
+"""A victim of scribbles beside iterators: a `DataLoader`, endless, in the shape of an iterator."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def regions(geometry: tuple[int, int, int, int, int]) -> dict[str, Region]:
 
 
 def payload_start(geometry: tuple[int, int, int, int, int]) -> int:
-    """Where the first slot's payload begins."""
+    """Offset of the first slot's payload."""
     last = regions(geometry)["start_errors"]
     traces = geometry[1] * _TRACE_BYTES
     return -(-(last.start + last.bytes + traces) // _HUGE) * _HUGE
@@ -82,7 +82,7 @@ def _near(rng: random.Random, size: int, old: bytes) -> bytes:
     return (number % (1 << 8 * size)).to_bytes(size, "little")
 
 
-#: What becomes of a word of `size` bytes.
+#: Changes of a word of `size` bytes.
 DEEDS: dict[str, Callable[[random.Random, int, bytes], bytes]] = {
     "flip": _flip,
     "near": _near,

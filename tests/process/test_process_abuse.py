@@ -65,8 +65,8 @@ def test_a_fork_that_goes_on_as_the_worker_does_no_harm(make):
 
 @pytest.mark.parametrize("has_pidfds", [True, False])
 def test_children_that_the_kernel_reaps(make, monkeypatch, has_pidfds):
-    """How a worker ended is unknown: its death is handled all the same, and planned exits are no
-    deaths."""
+    """A worker's end without a known reason: its death is handled all the same, and planned exits
+    are no deaths."""
     if not has_pidfds:
         monkeypatch.delattr(os, "pidfd_open", raising=False)
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -124,7 +124,7 @@ def test_a_worker_that_has_lost_its_descriptors(make):
 
 
 def test_a_worker_whose_descriptors_are_those_of_another_file(make, tmp_path):
-    """What the dataset opens by the number of the shared memory is never mapped in its place."""
+    """A file that the dataset opens by the number of the shared memory is never mapped for it."""
     other = tmp_path / "other"
     other.write_bytes(b"x" * (8 << 20))
 
@@ -241,7 +241,7 @@ def test_all_workers_killed_again_and_again(make, rounds):
 
 
 def test_a_handler_amid_next_may_look_save_and_no_more(make, tmp_path):
-    """What moves the iterator is refused, and the call under way goes on as if nothing had been."""
+    """Calls that move the iterator are refused, and the call under way goes on unchanged."""
     gate = tmp_path / "gate"
     iterator = make(Gated(16, {0}, gate), 4)
     state = iterator.state_dict()

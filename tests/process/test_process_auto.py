@@ -200,7 +200,7 @@ class Figures:
 
 
 def tune(figures, steps=30, most=64):
-    """What the tuner does, window after window."""
+    """Actions of the tuner, window after window."""
     tuner = Tuner({"n_processes": most, "n_prefetch": 16})
     tuner._due = 0
     batches = []

@@ -332,7 +332,7 @@ def test_an_alias_within_one_packed_object_stays_one():
 
 
 def outcome(function, *args):
-    """What a call gives: a result or a type of error."""
+    """The outcome of a call: a result or a type of error."""
     with np.errstate(all="ignore"):
         try:
             return function(*args), None

@@ -1,4 +1,4 @@
-"""What a forked child of the program may and may not do to its parent's workers."""
+"""Actions of a forked child of the program on its parent's workers."""
 
 from __future__ import annotations
 

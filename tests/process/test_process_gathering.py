@@ -98,7 +98,7 @@ class Loop:
         return 0.0, self.seconds, 0.0, 0.0, 0.0
 
     def run(self, trial, n):
-        """How many of n batches the caller has gathered."""
+        """Number of n batches that the caller has gathered."""
         here = 0
         for _ in range(n):
             trial.n_left -= 1

@@ -1,5 +1,5 @@
-"""What workers that are not forked have in common with the program: mapped files, locks and shared
-memory, the environment. A fork gives the right values."""
+"""Workers that are not forked share with the program: mapped files, locks and shared memory, the
+environment. A fork gives the right values."""
 
 from __future__ import annotations
 

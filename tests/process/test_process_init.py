@@ -1,4 +1,4 @@
-"""What a worker does first, and what it knows about itself: seen from outside."""
+"""The first steps of a worker, and its facts about itself: seen from outside."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Deadly(Told):
 
 
 def calls(directory):
-    """How often each number was initialised."""
+    """Counts of initialisations, by number."""
     return Counter(int(name.partition("-")[0]) for name in os.listdir(directory))
 
 
@@ -162,7 +162,7 @@ def test_copies_and_pickles_keep_it(make, tmp_path):
 
 
 class Draws:
-    """What each of the global generators gives next."""
+    """The next number of each global generator."""
 
     def __len__(self):
         return 400

@@ -412,7 +412,7 @@ MOUNTED = {
 
 @pytest.fixture(scope="session")
 def namespace():
-    """What runs a program after a shell command in a mount namespace of its own."""
+    """Command that runs a program after a shell command in a mount namespace of its own."""
     user = () if os.getuid() == 0 else ("--user", "--map-root-user")
     prefix = ("unshare", *user, "--mount", "sh", "-euc")
     try:

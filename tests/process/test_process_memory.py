@@ -1,4 +1,4 @@
-"""What loaders take of the address space, and what a batch costs that is kept."""
+"""Address space that loaders take, and memory that a kept batch costs."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_a_spare_takes_the_place_of_a_hung_worker(make, tmp_path, context):
 
 
 def test_calls_for_many_rows(make, tmp_path):
-    """Which row of a call hangs is not known: all are fetched again one by one."""
+    """The row of a call that hangs is not known: all are fetched again one by one."""
     iterator = make(HangingCalls(64, {5, 50}, "sleep", tmp_path), 16, repeat=False, **RETRY)
     assert [indices(batch) for batch in iterator] == np.arange(64).reshape(4, 16).tolist()
     assert iterator.stats().timeouts >= 2

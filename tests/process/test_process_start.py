@@ -343,8 +343,8 @@ if __name__ == "__main__":
     ],
 )
 def test_a_fork_server_imports_once_for_all_workers(tmp_path, more, is_once):
-    """What they need: the main module, and the dataset's. But not where workers that are forked
-    then would lack its threads, or share its files."""
+    """It imports the main module and the dataset's, but not where forked workers then would lack
+    its threads, or share its files."""
     (tmp_path / "noted.py").write_text(NOTED.format(more=more))
     status, out, err = run_script(tmp_path, SERVED)
     assert status == 0, err
@@ -453,7 +453,7 @@ if __name__ == "__main__":
     reason="this interpreter's default is not to fork",
 )
 def test_workers_have_the_state_of_the_program_beside_a_thread(tmp_path):
-    """What the main block has set, a class of it, the order of a set, environment and umask; and
+    """Settings of the main block, a class of it, the order of a set, environment and umask; and
     the main module runs once."""
     status, out, err = run_script(tmp_path, STATE)
     assert (status, out) == (0, "main\nsame\n"), err

@@ -325,7 +325,7 @@ def test_leaving_early_ends_threads_and_closes_the_reader(make):
 
 
 def printed_by(program):
-    """What a program prints, which must end well, in time and without a word on stderr."""
+    """The output of a program, which must end well, in time and without a word on stderr."""
     done = run("-c", program, timeout=HANG)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

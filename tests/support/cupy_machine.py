@@ -58,7 +58,7 @@ class Machine:
         self.fail: Callable[[str], None] = lambda operation: None  #: may raise; called before each
 
     def put(self, stream: Stream, operation: Callable[[], None] | Ticket) -> None:
-        """What the stream is to do after all else that was put on it: call, or wait."""
+        """An operation of the stream after all before it: a call, or a wait."""
         with self.lock:
             self.queues[stream.queue].append(operation)
 
@@ -289,7 +289,7 @@ class MemoryPointer:
 
 
 class Address(int):
-    """Where memory is, and what is there."""
+    """The address of memory, and its content."""
 
     content: np.ndarray
 

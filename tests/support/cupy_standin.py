@@ -92,7 +92,7 @@ class Array:
 
     @classmethod
     def work(cls, function: Callable[..., Any], *inputs: Any) -> Array:
-        """What the function makes of the arrays' contents, when it is the stream's turn."""
+        """The function's result of the arrays' contents, when it is the stream's turn."""
         contents = [x.content if isinstance(x, Array) else x for x in inputs]
         like = [np.ones_like(x) if isinstance(x, np.ndarray) else x for x in contents]
         example = np.asarray(function(*like))

@@ -82,7 +82,7 @@ def rest_of(loader: Any) -> list[Any]:
 
 
 def new_states() -> Iterator[tuple[str, dict[str, Any]]]:
-    """What `make_golden_states` writes of loaders."""
+    """Entries of loaders that `make_golden_states` writes."""
     for case, make in CASES.items():
         for workers in (0, 2):
             for place in PLACES if case in ("shuffled", "resumable stream") else (5,):

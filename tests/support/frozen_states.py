@@ -66,7 +66,7 @@ def frozen() -> dict[str, Any]:
 
 
 def arrays(stored: dict[str, Any]) -> dict[str, Any]:
-    """What a serializer of Chainer's protocol has been given, from JSON."""
+    """Entries given to a serializer of Chainer's protocol, from JSON."""
     return {key: np.array(value, dtype) for key, (dtype, value) in stored.items()}
 
 
@@ -159,7 +159,7 @@ SPECIAL: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 
 def new_states() -> Iterator[tuple[str, dict[str, Any]]]:
-    """What `make_golden_states` writes of iterators."""
+    """Entries of iterators that `make_golden_states` writes."""
     for case, make in CASES.items():
         for place in PLACES:
             iterator, stored = make(SerialIterator), {}

@@ -1,4 +1,4 @@
-"""What tests ask an iterator that it tells nobody else: the one file that names its private parts.
+"""Questions of tests about private parts of iterators, which no other file names.
 
 Each function takes an iterator over worker processes that have been started, one of
 `fastiter.torch.DataLoader` too, unless it says otherwise. What `stats()` tells is not here.
@@ -76,12 +76,12 @@ def lookahead_of(iterator: Any) -> Any:
 
 
 def tuner_of(iterator: Any) -> Any:
-    """What adjusts the settings that are 'auto'."""
+    """The tuner of the settings that are 'auto'."""
     return iterator._tuner
 
 
 def executor_of(iterator: Any) -> Any:
-    """What makes the batches of any iterator."""
+    """The executor of any iterator."""
     return iterator._executor
 
 

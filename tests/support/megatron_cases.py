@@ -1,4 +1,4 @@
-"""What megatron-core's GPTDataset and `MegatronDataset` are compared on: files, and arguments."""
+"""Cases that compare megatron-core's GPTDataset and `MegatronDataset`: files, and arguments."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Request(NamedTuple):
-    """What a client asked for."""
+    """A request of a client."""
 
     number: int  #: counts this server's requests, from 0
     target: str

@@ -64,7 +64,7 @@ def documents() -> list[list[int]]:
 
 
 def over(sampler: Callable[[], Any], **given: Any) -> Callable[[Any], Any]:
-    """What makes an iterator with a sampler."""
+    """A function that makes an iterator with a sampler."""
     return lambda kind: kind(range(N), BATCH, order_sampler=sampler(), **given)
 
 
@@ -86,7 +86,7 @@ def of_lists(kind: Any) -> Any:
     return kind(pa.table({"x": range(N)}), BATCH, order_sampler=ShuffleOrderSampler(1))
 
 
-#: what makes an iterator of a class
+#: functions that make an iterator of a class
 CASES: dict[str, Callable[[Any], Any]] = {
     "in order": lambda kind: kind(range(N), BATCH, shuffle=False),
     "without a seed": lambda kind: kind(range(N), BATCH),

@@ -20,7 +20,7 @@ from fastiter.datasets import StreamDataset
 PLACES = 4096
 MOST = 24  # rows of a test that hang
 
-#: What `--stuck-rows` may say, and what iterators are made with then, unless they say otherwise.
+#: Values of `--stuck-rows`, with the arguments of iterators then, unless they are given others.
 WAYS: dict[str, dict[str, Any]] = {
     "retry": {"dataset_timeout": 0.4, "on_timeout": "retry", "n_retries": 9},
     "hedge": {"dataset_timeout": 2.0, "on_timeout": "retry", "n_retries": 9, "hedge": 1.0},

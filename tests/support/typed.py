@@ -32,7 +32,7 @@ BLOCK = re.compile(
 
 
 class Command(NamedTuple):
-    """What is typed into the shell, and the pattern of what it prints, if the page says so."""
+    """A command for the shell, and the pattern of its output, if the page has it."""
 
     source: str
     output: re.Pattern[str] | None

@@ -1,4 +1,4 @@
-"""Where tokens lie: files with and without headers, Megatron's files, Arrow lists, arrays."""
+"""Sources of tokens: files with and without headers, Megatron's files, Arrow lists, arrays."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Stepped:
         assert self._process.wait(_PATIENCE) == 0, self.errors()
 
     def n_ring_workers(self) -> int:
-        """How many of its processes share a ring with it."""
+        """Number of its processes that share a ring with it."""
         children = psutil.Process(self._process.pid).children(recursive=True)
         return sum(map(_maps_a_ring, children)) if _maps_a_ring(self._process) else 0
 

@@ -280,7 +280,7 @@ def test_a_collate_fn_of_ones_own(workers):
 
 
 def joined(batch):
-    """What a worker's `default_collate` gives, and whether it has a file of shared memory."""
+    """The result of a worker's `default_collate`, and whether it has a file of shared memory."""
     whole = torch_data.default_collate(batch)
     return whole, whole.is_shared()
 

@@ -1,4 +1,4 @@
-"""What trains with `fastiter.torch.DataLoader`: each example of examples/torch_loader is killed in
+"""Programs that train with `fastiter.torch.DataLoader`: each of examples/torch_loader is killed in
 the middle of an epoch, and resumed with exactly the batches that were missing.
 
 A line of an example names epoch, batch, the examples' indices and the loss, which depends on what

@@ -427,7 +427,7 @@ class Failing(Dataset):
 
 
 def raised(loader_class: Any, make: Any, index: int, **arguments: Any) -> tuple[Exception, int]:
-    """What an epoch raises, and how many batches come besides."""
+    """The error of an epoch, and the number of batches besides."""
     iterator = iter(loader_class(Failing(make, index), 2, **arguments))
     batches, errors = 0, []
     while True:

@@ -105,7 +105,7 @@ class Held(torch_data.Dataset):
 
 
 def test_missing_batches_keep_their_size():
-    """What was overtaken comes as it was cut; then come batches of the new size."""
+    """Batches that were overtaken come as they were cut; then come batches of the new size."""
     held = Held()
     arguments = {"num_workers": 2, "in_order": False, "multiprocessing_context": "fork"}
     loader = DataLoader(held, 8, **arguments)
@@ -159,7 +159,7 @@ def test_another_batch_size_of_a_stream(dataset, workers):
 
 
 def test_another_batch_size_after_a_snapshot():
-    """What was delivered since then cannot be fetched again in other batches."""
+    """Batches delivered since then cannot be fetched again in other batches."""
     for size, n_more in ((4, 1), (4, 0), (5, 1)):
         loader = DataLoader(StatefulStream(), 4, num_workers=1, snapshot_every_n_steps=3)
         first, state = taken(loader, 3 + n_more)

@@ -374,7 +374,7 @@ def test_another_number_of_workers_for_a_stream_is_refused(dataset, workers):
 
 
 class OtherProtocol(torch_data.IterableDataset):
-    """What some libraries' own loaders call with arguments."""
+    """A method that some libraries' own loaders call with arguments."""
 
     def __iter__(self):
         return iter(range(6))

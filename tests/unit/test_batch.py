@@ -78,7 +78,7 @@ PADS = [numpy_pad] + ([chainer_pad] if chainer_concat else [])
 
 
 def outcome(function, *args):
-    """What a call did: its value in bytes or the type of its error, and what it warned of."""
+    """The outcome of a call: its value in bytes or the type of its error, and what it warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

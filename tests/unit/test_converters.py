@@ -59,7 +59,7 @@ def as_array(batch: list[int]) -> np.ndarray:
 
 
 def test_converter_of_one_parameter_and_a_device(make):
-    """What it returns is sent there."""
+    """The converter's result is sent to the device."""
     device = SimpleNamespace(xp=np, send=lambda batch: ("sent", batch.tolist()))
     iterator = make(range(3), 3, shuffle=False, converter=as_array, device=device)
     assert next(iterator) == ("sent", [0, 1, 2])

@@ -86,7 +86,7 @@ def taken(iterator, n_batches):
 
 
 def expected(seed, batch_size, n_batches):
-    """What a seeded sampler's iterator must give, by the arguments of each row."""
+    """The right numbers of a seeded sampler's iterator, by the arguments of each row."""
     sampler = ShuffleOrderSampler(seed)
     order, rows = range(N), []
     for epoch in range(n_batches * batch_size // N + 1):

@@ -32,7 +32,7 @@ def shares_of(weights):
 
 
 def furthest(sources, due):
-    """How far counts of sources get from what is due: (n, sources) array of Fractions or floats."""
+    """Distance of counts of sources from due ones: (n, sources) array of Fractions or floats."""
     counts = np.cumsum(sources[:, None] == np.arange(due.shape[1]), axis=0)
     return abs(counts - due).max()
 
@@ -225,7 +225,7 @@ def test_epochs_of_whole_shares_are_passed_over_at_once():
 
 
 def due_by(points, n, n_sources):
-    """What is due after each of n examples."""
+    """The due counts after each of n examples."""
     due = np.zeros((n, n_sources))
     for example_number, weights in points:
         due[example_number:] = np.array(weights, dtype=float) / sum(weights)

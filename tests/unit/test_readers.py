@@ -1,4 +1,4 @@
-"""How datasets are read, and how columns are learnt."""
+"""Readers of datasets, and learners of columns."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_tensor_gets_no_dictionary(processes):
 
 
 class Varied(data.Dataset):
-    """What is no ordinary tensor of one shape."""
+    """Tensors that are no ordinary ones of one shape."""
 
     def __len__(self) -> int:
         return 24

@@ -127,8 +127,8 @@ class TabularDataset(DatasetMixin):
         keys : str or tuple of str
             The names of the new columns.
         transform : callable
-            Takes the fields of an example, by name if the mode is dict. Returns a tuple, a dict or,
-            for a single column, a bare value: this is the `mode` of the view.
+            Function of an example's fields, by name if the mode is dict. Returns a tuple, a dict,
+            or, for a single column, a bare value: this is the `mode` of the view.
         """
         return Transform(self, keys, transform)
 
@@ -142,8 +142,8 @@ class TabularDataset(DatasetMixin):
         keys
             See `transform`.
         transform_batch : callable
-            Takes columns, by name if the mode is dict. Returns a tuple or dict of columns, or a
-            single column, with the same number of rows. The iterator chooses this number, so each
+            Function of columns, by name if the mode is dict. Returns a tuple or dict of columns, or
+            a single column, with the same number of rows. The iterator chooses this number, so each
             row must be treated alike.
         """
         return TransformBatch(self, keys, transform_batch)

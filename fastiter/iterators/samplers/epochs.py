@@ -73,11 +73,11 @@ class EpochOrder:
         return self._rows.within(stop)
 
     def share(self, position: int) -> float:
-        """Which share of the epoch comes before a position."""
+        """The share of the epoch that comes before a position."""
         return self._rows.share(position)
 
     def place(self, position: int) -> tuple[int, int] | None:
-        """What `begin` needs to go on from a position; None if rows come in another order."""
+        """The argument of `begin` at a position; None if rows come in another order."""
         return self._rows.place(position) if self.inner is None else None
 
     def begin(self, window: int, before: int) -> None:

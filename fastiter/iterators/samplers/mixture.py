@@ -220,7 +220,7 @@ def _whole_weights(shares: list[Fraction]) -> Weights:
 
 
 class Mixture:
-    """What decides the orders of a mixture; finds where each epoch begins in its sources."""
+    """The rule of a mixture's orders; finds where each epoch begins in its sources."""
 
     def __init__(
         self,
@@ -304,7 +304,7 @@ class Mixture:
 
 
 def _carried(lags: list[int], total: int, weights: Weights) -> list[int]:
-    """What sources are behind, in parts of other weights' total. What those of weight 0 are is
+    """The deficits of sources, in parts of other weights' total. Those of sources of weight 0 are
     shared out, since these are not drawn any more."""
     each = weights.each
     carried = [lag * weights.total // total if w else 0 for lag, w in zip(lags, each, strict=True)]

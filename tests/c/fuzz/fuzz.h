@@ -1,4 +1,4 @@
-/* What the fuzz targets share: numbers out of the input, zeros once it is used up. */
+/* Common parts of the fuzz targets: numbers out of the input, zeros once it is used up. */
 #ifndef FASTITER_TESTS_FUZZ_H
 #define FASTITER_TESTS_FUZZ_H
 
