@@ -81,7 +81,7 @@ def as_default(**keywords: Any) -> Iterator[Patch]:
 
 
 class Patch:
-    """What `patch` has done; `patch` makes it."""
+    """Loaders that were made since a call of `patch`, which makes it."""
 
     def __init__(self, keywords: dict[str, Any], compares: bool = False) -> None:
         self._keywords = keywords

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Iteration:
-    """What counts one iteration. It does not keep the iterator."""
+    """Counters of one iteration. They do not keep the iterator."""
 
     def __init__(self, iterator: Any, timer: Timer) -> None:
         self.iterator = weakref.ref(iterator)

@@ -1,4 +1,4 @@
-"""What a `fastiter.torch.DataLoader` tells: statistics, traces, progress, and keys of batches."""
+"""Facts that a `fastiter.torch.DataLoader` tells: statistics, traces, progress, and keys of batches."""
 
 from __future__ import annotations
 
