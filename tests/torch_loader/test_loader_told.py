@@ -1,4 +1,4 @@
-"""Facts that a `fastiter.torch.DataLoader` tells: statistics, traces, progress, and keys of batches."""
+"""Statistics, traces, progress and keys of batches of `fastiter.torch.DataLoader`."""
 
 from __future__ import annotations
 
