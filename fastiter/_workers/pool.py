@@ -45,6 +45,9 @@ _SPIN = 100  # pauses, about 2 us
 class WaitLimit(Protocol):
     """Limit of the time that the pool waits for a batch, and its message then."""
 
+    def beside(self, limits: Timeouts) -> WaitLimit:
+        """This limit, and those of the workers' steps."""
+
     def begin(self) -> None:
         """A wait begins."""
 
@@ -69,7 +72,7 @@ class Pool:
 
     A batch has at most `rows` examples; a loop that goes on holds `n_held` slots. `most_workers`
     and `most_prefetch` are the limits of `adjust`, by default the present numbers. `lock` is the
-    iterator's. `timeouts` limit the waits, instead of `dataset_timeout`. With `n_retries`, workers
+    iterator's. `timeouts` limit the waits, beside `dataset_timeout`. With `n_retries`, workers
     that take too long are ended, and their rows fetched again up to `n_retries` times. The other
     arguments are those of MultiprocessIterator.
     """
@@ -129,7 +132,7 @@ class Pool:
         self._group = WorkerGroup(self.ring, most, job, start, workers, spares)
         self._engage()
         self._limits = Timeouts(dataset_timeout, self.ring, self._group, self._retries)
-        self._timeouts: WaitLimit = timeouts or self._limits
+        self._timeouts = self._limits if timeouts is None else timeouts.beside(self._limits)
         self._at_exit = shutdown.end_at_exit(self, lock)
 
     def open(self, lifts: bool = True) -> None:

@@ -60,6 +60,10 @@ class Timeouts:
         self._due = 0.0  # when the next limit passes, by the last check
         self._running = RunningTime()
 
+    def beside(self, limits: Timeouts) -> Timeouts:
+        """As in `WaitLimit`."""
+        return limits
+
     # ---- when to check
 
     def slice(self, most: float) -> float:

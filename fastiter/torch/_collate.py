@@ -29,7 +29,7 @@ from fastiter._ring.schema import (
     TUPLE,
     Schema,
 )
-from fastiter._workers.batch_converter import ConcatConverter
+from fastiter._workers.batch_converter import CallableConverter, ConcatConverter
 from fastiter._workers.row_writer import RowWriter
 from fastiter.datasets.arrow_dataset import ArrowDataset
 from fastiter.iterators._batch_maker import ConcatOptions, concat_of
@@ -71,10 +71,10 @@ class DefaultCollate:
         ]
         return values[0] if tree is None else row_reader.grow(tree, iter(values))
 
-    def convert(self, examples: list[Any], indices: Sequence[Any]) -> Any:
+    def convert(self, examples: list[Any], indices: Any) -> Any:
         # In this process, but as in a worker.
         in_worker = functools.partial(collate_in_place, None)
-        return collate(in_worker, examples, [int(i) for i in indices])
+        return collate(in_worker, examples, [i if i is None else int(i) for i in indices])
 
 
 def _batch_tree(schema: Any) -> Any:
@@ -166,6 +166,56 @@ def converter_for(
     return DefaultCollate()
 
 
+class SharedCollate(CallableConverter):
+    """A ``collate_fn`` of rows that workers share: the one that completes a batch calls it.
+    `default_collate` is not called where the columns of the rows are its result."""
+
+    def __init__(self, collate_fn: Any, tolerates: bool, is_batch: bool) -> None:
+        super().__init__(self._call, tolerates)
+        self._collate_fn, self._is_batch = collate_fn, is_batch
+        is_default = is_batch and collate_fn is torch_collate.default_collate
+        self._columns = DefaultCollate() if is_default else None
+        self._fitting: tuple[Schema | None, bool] = None, False  # the last schema, and whether
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedCollate, (self._collate_fn, self.tolerates, self._is_batch)
+
+    def _call(self, examples: list[Any], device: None) -> Any:
+        if self._columns is not None:
+            return self._columns.convert(examples, [None] * len(examples))
+        return self._collate_fn(examples if self._is_batch else examples[0])
+
+    def _are_columns(self, schema: Schema | None) -> bool:
+        if self._columns is None or schema is None:
+            return False
+        if self._fitting[0] is not schema:
+            self._fitting = schema, _holds_tensors(schema, _COLUMNS) and has_torchs_table()
+        return self._fitting[1]
+
+    def finish(self, rows: RowWriter) -> int:
+        return 0 if self._are_columns(rows.slot_schema) else super().finish(rows)
+
+    def from_columns(self, lease: Lease) -> Any:
+        if self._columns is None or not self._are_columns(lease.schema):
+            return None
+        return self._columns.from_columns(lease)
+
+    def convert(self, examples: list[Any], indices: Indices) -> Any:
+        if self._columns is not None:
+            return self._columns.convert(examples, indices)
+        return self._call(examples, None)
+
+
+def shared_converter(
+    collate_fn: Any, dataset: Any, tolerates: bool, is_batch: bool
+) -> SharedCollate | ConcatConverter:
+    """As `converter_for`, for rows that workers share, and any ``collate_fn``."""
+    converter = converter_for(collate_fn, dataset, tolerates) if is_batch else None
+    if isinstance(converter, ConcatConverter):
+        return converter
+    return SharedCollate(collate_fn, tolerates, is_batch)
+
+
 def collate_of(collate_fn: Any, dataset: Any) -> Any:
     """Callable that gets the examples of a batch for a ``collate_fn``."""
     converter = converter_for(collate_fn, dataset)
@@ -182,14 +232,17 @@ def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | N
         return None
     if not _are_columns(schema, _COLUMNS):
         schema = derive_tree(examples, rows)
-    if schema is None or not _are_columns(schema, {*_COLUMNS, TEXT}):
-        return None
+    return schema if schema is not None and _holds_tensors(schema, {*_COLUMNS, TEXT}) else None
+
+
+def _holds_tensors(schema: Schema, kinds: set[int]) -> bool:
+    """Whether the columns are of these kinds, and each of a dtype that tensors have."""
     try:
         for dtype in schema.dtypes:
             torch.from_numpy(np.empty(0, dtype or np.uint8))
     except TypeError:
-        return None
-    return schema
+        return False
+    return _are_columns(schema, kinds)
 
 
 def has_torchs_table() -> bool:

@@ -20,7 +20,7 @@ from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
-from fastiter.torch._collate import collate_of, converter_for
+from fastiter.torch._collate import collate_of, converter_for, shared_converter
 from fastiter.torch._examples import decided
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._keys import keys_of
@@ -30,35 +30,48 @@ from fastiter.torch._state import Resume, hold_state, other_workers
 from fastiter.torch._worker import LoaderJob, Reply
 
 if TYPE_CHECKING:
+    from fastiter._workers.timeouts import Timeouts
     from fastiter.torch._loader import DataLoader
 
 _CALLER = Caller("multiprocessing_context", "iter(loader)", "pass num_workers=0")
 # Batches that a GPU may read while others are made; more are copied out of the ring.
 _MOST_COPIES = 8
+_UNKNOWN_ROWS = 256  # of batches that workers share, if the sampler does not tell
 
 
 class _BatchTimeout:
-    """The loader's ``timeout``: seconds that ``next()`` may wait for one batch, 0 for no limit."""
+    """The loader's ``timeout``: seconds that ``next()`` may wait for one batch, 0 for no limit;
+    beside the limits of the workers' steps."""
+
+    _limits: Timeouts  # of these
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._end = 0.0
 
+    def beside(self, limits: Timeouts) -> _BatchTimeout:
+        self._limits = limits
+        return self
+
     def begin(self) -> None:
         self._end = status.now() + self.seconds
+        self._limits.begin()
 
     def slice(self, most: float) -> float:
+        most = self._limits.slice(most)
         return most if not self.seconds else max(0.0, min(most, self._end - status.now()))
 
     def check(self, goal: str) -> None:
+        if self._limits.is_due():
+            self._limits.check(goal)
         if self.seconds and status.now() >= self._end:
             raise RuntimeError(f"DataLoader timed out after {self.seconds} seconds")
 
     def is_due(self) -> bool:
-        return bool(self.seconds)
+        return bool(self.seconds) or self._limits.is_due()
 
     def end(self) -> None:
-        """Nothing."""
+        self._limits.end()
 
 
 class WorkersIterator(LoaderIterator):
@@ -73,8 +86,10 @@ class WorkersIterator(LoaderIterator):
         # What is delivered out of order can be told at that time only.
         self._interval = loader.snapshot_every_n_steps if loader.in_order else 1
         self._asks_first = self._is_iterable or is_stateful(self._dataset)
+        self._shares_rows = loader.dataset_timeout is not None or loader.hedge is not None
         rows, self._converter = self._rows_of(loader)
         self._planner = Plans(self._num_workers, rows, loader.in_order, self._auto_collation)
+        self._planner.shares_rows = self._shares_rows
         self._n_spilled = 0
         self._executor = self._counted.executor = ProcessExecutor(
             None, self._lock, self._timer, policy=self._policy
@@ -86,6 +101,11 @@ class WorkersIterator(LoaderIterator):
         """Most examples in a batch from columns, and its converter; 0 if
         whole batches have to be made one by one."""
         rows = getattr(self._index_sampler, "batch_size", None)
+        if self._shares_rows:
+            rows = max(1, min(rows, MOST_ROWS)) if type(rows) is int else _UNKNOWN_ROWS
+            return rows if self._auto_collation else 1, shared_converter(
+                loader.collate_fn, self._dataset, self._policy is not None, self._auto_collation
+            )
         if (
             not self._auto_collation
             or self._is_iterable
@@ -130,6 +150,9 @@ class WorkersIterator(LoaderIterator):
             states=states,
             seed_examples=self._example_seed is not None,
             tolerates=None if self._policy is None else self._policy.mode,
+            shares_rows=self._shares_rows,
+            retries=loader.on_timeout == "retry",
+            hedges=loader.hedge is not None,
         )
         pool = Pool(
             job=job,
@@ -139,11 +162,13 @@ class WorkersIterator(LoaderIterator):
             n_prefetch=loader.prefetch_factor * self._num_workers - (not loader.in_order),
             n_held=2 + (_MOST_COPIES if self._pin_memory else 0),
             shared_mem=None,
-            dataset_timeout=None,
+            dataset_timeout=loader.dataset_timeout,
+            n_retries=loader.n_retries if loader.on_timeout == "retry" else None,
             start=choose(checked_context(loader.multiprocessing_context), _CALLER),
             lock=self._lock,
             timeouts=_BatchTimeout(self._timeout),
         )
+        pool.ring.set_hedge(loader.hedge or 0.0)
         plain = plain_columns(self._dataset) if self._planner.rows else None
         if plain is not None and plain.is_arrow:
             self._planner.has_columns = pool.use_columns(plain)
@@ -212,7 +237,9 @@ class WorkersIterator(LoaderIterator):
                 return self._passed(before, plan), reply
             return before, Failure(_error_of(reply, plan))
         if plan.request is None:
-            if pool.spilled_rows > self._n_spilled:  # the examples have changed
+            if (
+                pool.spilled_rows > self._n_spilled and not self._shares_rows
+            ):  # the examples have changed
                 plans.ask_schema()
                 self._n_spilled = pool.spilled_rows
         else:

@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.utils.data
 from torch.utils.data import _DatasetKind
 
-from fastiter._fetch.dataset_access import row_groups_of
+from fastiter._fetch.dataset_access import is_stateful, row_groups_of
 from fastiter._plan.state import SkipState
+from fastiter._util.arguments import checked_seconds
 from fastiter._workers.start_method import SAFE
 from fastiter.datasets.arrow_dataset import table_source
 from fastiter.datasets.stream_dataset import StreamDataset
+from fastiter.iterators._arguments import (
+    DEFAULT_RETRIES,
+    OnTimeout,
+    checked_retries,
+    checked_share,
+)
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError, checked
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
@@ -96,6 +103,20 @@ persistent_workers, pin_memory_device, in_order
     skip_limit : int, float or None, optional
         Most examples that an epoch may skip: a number, or a share of the sampler's keys; more are a
         `SkipLimitError`.
+    dataset_timeout : float, optional
+        Seconds that the dataset may take for one example; ``timeout`` limits ``next()``. See
+        `MultiprocessIterator` for this and the three after it. With it, or ``hedge``, all workers
+        fetch examples of a batch, and the one that completes it calls ``collate_fn``. So
+        ``dataset[i]`` must give equal examples in every worker; its ``get_worker_info()`` is that
+        of the worker that fetches.
+    on_timeout : {'warn', 'retry'}, optional
+        Treatment of an example that takes longer: a `TimeoutWarning`; or another worker fetches
+        it.
+    n_retries : int, optional
+        Further attempts with ``on_timeout='retry'``; then the example fails with a
+        `DatasetTimeoutError`, which ``on_error`` may skip.
+    hedge : float, optional
+        Share of the examples that may be fetched a second time, where they are slow.
     return_indices : bool, optional
         Whether the loader gives ``(batch, indices)``, for wrappers that read ahead: an int64 tensor
         on the host, or a list of keys that are no integers; without batches one key. See `indices`.
@@ -105,7 +126,8 @@ persistent_workers, pin_memory_device, in_order
     ValueError, TypeError
         As torch; or if ``seed_examples``, ``return_indices`` or ``on_error`` is set for an
         `IterableDataset`, whose examples have no place and no index, or ``skip_limit`` is a share
-        of a sampler without length.
+        of a sampler without length. If ``dataset_timeout`` or ``hedge`` is set without workers, or
+        with a dataset that has a state.
     """
 
     _iterator: Any  # of the loop, where it is kept
@@ -135,6 +157,10 @@ persistent_workers, pin_memory_device, in_order
         seed_examples: bool = False,
         on_error: OnError = "raise",
         skip_limit: float | None = DEFAULT_LIMIT,
+        dataset_timeout: float | None = None,
+        on_timeout: OnTimeout = "warn",
+        n_retries: int = DEFAULT_RETRIES,
+        hedge: float | None = None,
         return_indices: bool = False,
     ) -> None:
         if isinstance(dataset, StreamDataset):
@@ -178,6 +204,14 @@ persistent_workers, pin_memory_device, in_order
         self.on_error, self.skip_limit = checked(on_error, skip_limit)
         if on_error != "raise":
             self._check_skips(isinstance(dataset, torch.utils.data.IterableDataset))
+        self.dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
+        self.on_timeout, self.n_retries = checked_retries(
+            on_timeout, n_retries, self.dataset_timeout
+        )
+        self.hedge = checked_share("hedge", hedge)
+        for name in ("dataset_timeout", "hedge"):
+            if getattr(self, name) is not None:
+                self._check_shared_rows(name)
         self.return_indices = return_indices
         if return_indices and isinstance(dataset, torch.utils.data.IterableDataset):
             raise ValueError(
@@ -187,6 +221,25 @@ persistent_workers, pin_memory_device, in_order
         self._loaded: Resume | None = None
         self._loaded_state: dict[str, Any] | None = None  # the same, as it was given
         self._last_iteration = LastIteration()
+
+    def _check_shared_rows(self, name: str) -> None:
+        """Refuse an argument that has other workers fetch an example, where they cannot."""
+        dataset: Any = self.dataset
+        what = f"{name}={getattr(self, name)}"
+        if not self.num_workers:
+            raise ValueError(f"{what} limits the time of workers: set num_workers=1 or more")
+        if not self._has_state():
+            raise ValueError(f"{what} needs fastiter's workers: leave multiprocessing_context out")
+        if self._dataset_kind == _DatasetKind.Iterable or is_stateful(dataset):
+            raise ValueError(
+                f"{what} needs a dataset whose examples any worker can fetch, not an "
+                "IterableDataset and none with a state_dict()"
+            )
+        if self.seed_examples and callable(getattr(dataset, "__getitems__", None)):
+            raise ValueError(
+                f"{what} and seed_examples=True need a dataset without __getitems__, whose call "
+                "for a batch has one seed"
+            )
 
     def _check_skips(self, is_iterable: bool) -> None:
         if is_iterable:
@@ -382,14 +435,15 @@ persistent_workers, pin_memory_device, in_order
             As `state_dict`.
         """
         self._require_state()
-        skips = SkipState.loaded((state_dict or {}).get("_skipped"), takes_texts=True)
         self._iterator = None
-        self._last_iteration = LastIteration(skips)
+        self._last_iteration = LastIteration()
         self._loaded = self._loaded_state = None
         if not state_dict:
             return
         if "_unbegun_states" not in state_dict:
             self._loaded = Resume.of(state_dict)
+            skips = SkipState.loaded(state_dict.get("_skipped"), takes_texts=True)
+            self._last_iteration.skips = skips
             self._loaded_state = copy.deepcopy(state_dict)
             epoch = self._loaded.main["_sampler_epoch"]
             if epoch is not None and epoch_of(self.sampler) is not None:

@@ -68,6 +68,7 @@ class Plans(TurnPlanQueue):
         super().__init__(Planned(), n_workers, rows)
         self.in_order = in_order
         self.is_batched = is_batched
+        self.shares_rows = False  # whether all workers fetch rows of a batch
         self.has_columns = False  # whether the rows of a batch are known to fit into columns
         self.n_schemas = min(1, rows)  # times that columns were wanted
         self.epoch = 0
@@ -118,7 +119,11 @@ class Plans(TurnPlanQueue):
         state = state._replace(
             position=number + 1, last_worker=worker, n_made=n_made, n_keys=first + size, size=size
         )
-        if self.has_columns:
+        if self.shares_rows:
+            rows = index_array(keys if self.is_batched else [keys], self.rows)
+            if rows is not None:  # of no one worker
+                return Plan(rows, state, None, None, number=number, seeds=seeds)
+        elif self.has_columns:
             rows = index_array(keys, self.rows)
             if rows is not None:
                 if self.in_order and seeds is None:
@@ -164,14 +169,14 @@ class Plans(TurnPlanQueue):
         """Number of pending batches of each worker."""
         counts = [0] * self.n_workers
         for plan in self._batches(None):
-            counts[plan.worker] += 1
+            counts[plan.state.last_worker] += 1
         return counts
 
     def keys_by_worker(self, delivered: Plan | None = None) -> list[int]:
         """Number of keys in each worker's delivered batches, ``delivered`` among them."""
         counts = list(self.planned.n_made)
         for plan in self._batches(delivered):
-            counts[plan.worker] -= plan.state.size
+            counts[plan.state.last_worker] -= plan.state.size
         return counts
 
     def _batches(self, delivered: Plan | None) -> list[Plan]:

@@ -67,9 +67,10 @@ class LoaderJob(BatchJob):
     seed_examples : whether random numbers belong to the examples.
     tolerates : None; 'skip': batches are made without the keys that fail; 'ask': where keys fail,
         the others' examples go to the parent.
+    shares_rows : whether batches are made of rows that all workers fetch.
+    retries, hedges : as in `BatchJob`.
     """
 
-    learns_columns = False
     image = "the image of dataset and collate_fn"
     end_seconds = 5.0  # as torch's: an example that takes long is fetched to its end
 
@@ -88,8 +89,12 @@ class LoaderJob(BatchJob):
         states: list[tuple[dict[str, Any], int] | None],
         seed_examples: bool,
         tolerates: str | None,
+        shares_rows: bool,
+        retries: bool,
+        hedges: bool,
     ) -> None:
-        super().__init__(dataset, batch_converter, init_fn, None)
+        super().__init__(dataset, batch_converter, init_fn, None, retries, hedges)
+        self.learns_columns = shares_rows
         self.kind = kind
         self.auto_collation = auto_collation
         self.collate_fn = collate_fn
@@ -113,7 +118,8 @@ class LoaderJob(BatchJob):
         dataset: Any = self.dataset if maker.error is None else _Broken(maker.error)
         if self.seed_examples:
             dataset = Seeded(dataset)
-        rows = row_writer.RowWriter(end, dataset, maker.answer)
+        two_steps = self.retries or self.hedges
+        rows = row_writer.RowWriter(end, dataset, maker.answer, two_steps, self.hedges)
         if self.seed_examples:
             dataset.next_seed = rows.own_seed
 

@@ -49,7 +49,7 @@ CEILINGS = {
     "_stats": 1_430,
     "_threads": 1_440,
     "_util": 1_120,
-    "_workers": 4_730,
+    "_workers": 4_740,
     "csrc": 8_930,
     "dataset": 1_580,
     "datasets": 3_280,

@@ -1,0 +1,269 @@
+"""Examples that hang or are slow: ``dataset_timeout``, ``on_timeout``, ``n_retries``, ``hedge``."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.utils.data as torch_data  # noqa: E402
+
+from fastiter import concat_examples  # noqa: E402
+from fastiter.errors import DatasetTimeoutError, TimeoutWarning  # noqa: E402
+from fastiter.torch import DataLoader, get_worker_info  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
+
+N = 26
+RETRY = {"dataset_timeout": 0.4, "on_timeout": "retry"}
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+EXAMPLES = {
+    "numbers": lambda i: i,
+    "tensors": lambda i: (torch.full((2, 3), i), float(i)),
+    "nested": lambda i: {"a": [torch.tensor(i), f"t{i}"], "b": Pair(np.full(2, i), b"x")},
+    "texts": lambda i: f"text {i}",
+}
+
+
+class Examples(torch_data.Dataset):
+    """Whose example 5 hangs where it is fetched first, or each time."""
+
+    def __init__(self, function=EXAMPLES["numbers"], marks=None, always=()):
+        self.function, self.marks, self.always = function, marks, always
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        if index in self.always or (self.marks and index == 5 and self._is_first(index)):
+            threading.Event().wait()
+        return self.function(index)
+
+    def _is_first(self, index):
+        try:
+            os.close(os.open(Path(self.marks, str(index)), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
+class Whole(Examples):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def as_lists(examples):
+    return [examples, len(examples)]
+
+
+def equal(one, other):
+    if isinstance(one, torch.Tensor):
+        return type(one) is type(other) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return [*one] == [*other] and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return one == other
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+@pytest.mark.parametrize("collate_fn", [None, as_lists])
+@pytest.mark.parametrize("dataset", [Examples, Whole])
+def test_a_row_that_hangs_once_is_fetched_elsewhere(kind, collate_fn, dataset, tmp_path):
+    options = {"batch_size": 4, "collate_fn": collate_fn}
+    expected = list(torch_data.DataLoader(dataset(EXAMPLES[kind]), **options))
+    loader = DataLoader(
+        dataset(EXAMPLES[kind], tmp_path), num_workers=2, n_retries=3, **RETRY, **options
+    )
+    found = list(loader)
+    assert len(found) == len(expected) and all(map(equal, expected, found))
+    assert loader.stats().timeouts >= 1
+    assert all(map(equal, expected, loader))
+
+
+@pytest.mark.parametrize("collate_fn", [None, as_lists])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_row_that_hangs_each_time_fails(collate_fn, on_error):
+    loader = DataLoader(
+        Examples(always={6}),
+        4,
+        num_workers=2,
+        collate_fn=collate_fn,
+        n_retries=1,
+        on_error=on_error,
+        **({"skip_limit": 1} if on_error == "skip" else {}),
+        **RETRY,
+    )
+    iterator = iter(loader)
+    next(iterator)
+    if on_error == "raise":
+        with pytest.raises(DatasetTimeoutError, match="dataset index 6"):
+            next(iterator)
+    else:
+        next(iterator)
+        assert loader.indices == [4, 5, 7]
+        assert [one.index for one in loader.skipped] == [6]
+    next(iterator)
+    assert loader.indices == [8, 9, 10, 11]
+
+
+class SlowAt(Examples):
+    def __getitem__(self, index):
+        time.sleep(1.0 if index == 9 else 0.0)
+        return index
+
+
+def test_a_warning_names_the_row():
+    loader = DataLoader(SlowAt(), 4, num_workers=1, dataset_timeout=0.3)
+    with pytest.warns(TimeoutWarning, match="index 9"):
+        found = [batch.tolist() for batch in loader]
+    assert [i for batch in found for i in batch] == list(range(N))
+
+
+def test_timeout_limits_next_beside_it():
+    loader = DataLoader(Examples(always={0}), 4, num_workers=1, timeout=1, dataset_timeout=60)
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds"):
+        next(iter(loader))
+
+
+class Uneven(torch_data.Dataset):
+    """Of whose rows one in a hundred is slow in the worker that fetches it first."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __len__(self):
+        return 600
+
+    def __getitem__(self, index):
+        slow = index % 100 == 57
+        if slow:
+            try:
+                os.close(os.open(Path(self.folder, str(index)), os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                slow = False
+        time.sleep(0.5 if slow else 0.001)
+        return index
+
+
+@pytest.mark.parametrize("collate_fn", [None, list])
+def test_slow_rows_are_fetched_twice(collate_fn, tmp_path):
+    loader = DataLoader(Uneven(tmp_path), 20, num_workers=2, hedge=0.2, collate_fn=collate_fn)
+    found = [i for batch in loader for i in (batch if collate_fn else batch.tolist())]
+    assert found == list(range(600))
+    stats = loader.stats()
+    assert stats.hedged >= stats.won >= 1
+
+
+def who(examples):
+    return sorted({example[1] for example in examples}), [example[0] for example in examples]
+
+
+class Told(Examples):
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return index, get_worker_info().id
+
+
+def test_workers_share_the_rows_of_a_batch():
+    loader = DataLoader(Told(), 13, num_workers=2, collate_fn=who, hedge=0.05)
+    batches = list(loader)
+    assert [index for _, keys in batches for index in keys] == list(range(N))
+    assert collections.Counter(w for ids, _ in batches for w in ids).keys() == {0, 1}
+
+
+def test_concat_examples_and_single_examples():
+    pad = functools.partial(concat_examples, padding=0)
+    options = {"num_workers": 2, "hedge": 0.1}
+    rows = Examples(lambda i: np.arange(i % 3 + 1))
+    for found, wanted in zip(
+        DataLoader(rows, 4, collate_fn=pad, **options),
+        DataLoader(rows, 4, collate_fn=pad),
+        strict=True,
+    ):
+        assert np.array_equal(found, wanted)
+    single = DataLoader(Examples(EXAMPLES["tensors"]), batch_size=None, **options)
+    expected = torch_data.DataLoader(Examples(EXAMPLES["tensors"]), batch_size=None)
+    assert all(map(equal, expected, single))
+
+
+def test_batches_of_samplers_and_seeds_are_the_same():
+    batches = [[3, 1], [4], [15, 9, 2], list(range(20))]
+    found = DataLoader(Examples(), batch_sampler=batches, num_workers=2, hedge=0.1)
+    assert [batch.tolist() for batch in found] == batches
+    numbers = []
+    for options in ({}, {"num_workers": 2}, {"num_workers": 2, "hedge": 0.1}):
+        torch.manual_seed(0)
+        dataset = Examples(lambda i: torch.rand(2))
+        loader = DataLoader(dataset, 4, shuffle=True, seed_examples=True, **options)
+        numbers.append(torch.cat(list(loader)))
+    assert torch.equal(numbers[0], numbers[1]) and torch.equal(numbers[0], numbers[2])
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_state_goes_on(in_order):
+    def make(size):
+        return DataLoader(Examples(), size, num_workers=2, hedge=0.1, in_order=in_order)
+
+    loader = make(4)
+    iterator = iter(loader)
+    seen = [i for _ in range(3) for i in next(iterator).tolist()]
+    state = loader.state_dict()
+    del iterator
+    other = make(5)
+    other.load_state_dict(state)
+    seen += [i for batch in other for i in batch.tolist()]
+    assert sorted(seen) == list(range(N))
+    plain = DataLoader(Examples(), 4)
+    plain.load_state_dict(state) if in_order else None
+    assert len(list(plain)) == (4 if in_order else 7)
+
+
+class Stateful(Examples):
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Stream(torch_data.IterableDataset):
+    def __iter__(self):
+        return iter([1])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dataset_timeout": 1}, "dataset_timeout=1.*num_workers=1 or more"),
+        ({"hedge": 0.1}, "hedge=0.1.*num_workers=1 or more"),
+        ({"on_timeout": "retry", "num_workers": 1}, "on_timeout='retry' needs a limit"),
+        ({"n_retries": 5, "num_workers": 1}, "n_retries=5 retries nothing"),
+        ({"on_timeout": "stop", "num_workers": 1}, "on_timeout must be"),
+        ({"hedge": 2, "num_workers": 1}, "hedge must be above 0"),
+        ({"dataset_timeout": -1, "num_workers": 1}, "dataset_timeout"),
+        ({"dataset": Stateful(), "hedge": 0.1, "num_workers": 1}, "hedge=0.1.*state_dict"),
+        ({"dataset": Stream(), "dataset_timeout": 1, "num_workers": 1}, "IterableDataset"),
+        ({"dataset": Whole(), "hedge": 1, "num_workers": 1, "seed_examples": True}, "__getitems__"),
+    ],
+)
+def test_arguments_without_effect_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        DataLoader(**{"dataset": Examples(), "batch_size": 4, **options})
