@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import tempfile
 
-import accelerate.data_loader
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from fastiter.tokens import TokenDataset
-from fastiter.torch import DataLoader
+from fastiter.torch import DataLoader, as_default
 
 N_TOKENS = 32
 LENGTH = 64  # of a row
@@ -36,7 +35,6 @@ def counting(rng: np.random.Generator) -> list[int]:
 
 
 def train(model: LlamaForCausalLM, rows: TokenDataset, folder: str) -> None:
-    accelerate.data_loader.DataLoader = DataLoader  # what Trainer builds its loaders from
     arguments = TrainingArguments(
         output_dir=folder,
         num_train_epochs=3,
@@ -50,7 +48,8 @@ def train(model: LlamaForCausalLM, rows: TokenDataset, folder: str) -> None:
         logging_strategy="no",
         disable_tqdm=True,
     )
-    Trainer(model, arguments, train_dataset=rows, data_collator=default_collate).train()
+    with as_default():  # Trainer's loaders are fastiter's
+        Trainer(model, arguments, train_dataset=rows, data_collator=default_collate).train()
 
 
 def summed_loss(model: LlamaForCausalLM, dataset: TokenDataset, batch_size: int) -> float:

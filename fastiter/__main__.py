@@ -1,4 +1,5 @@
-"""The command line: ``python -m fastiter batch``, ``demo``, ``doctor``, ``profile``, ``tokens``."""
+"""The command line: ``python -m fastiter batch``, ``demo``, ``doctor``, ``profile``, ``run``,
+``tokens``."""
 
 from __future__ import annotations
 
@@ -30,6 +31,10 @@ _COMMANDS = {
         "fastiter._cli.profile.profile",
         "measure a dataset, by itself and with the iterators, and find the best settings",
     ),
+    "run": (
+        "fastiter._cli.run",
+        "run a program of torch with fastiter's workers, unedited, and report on its loaders",
+    ),
     "tokens": (
         "fastiter._cli.tokens",
         "count documents and tokens, and measure how well they pack into rows",
@@ -56,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tool.add_options(command)
             command.set_defaults(run=tool.run)
     options = parser.parse_args(arguments)
+    if getattr(options, "is_program", False):  # what it raises, the interpreter is to see
+        return int(options.run(options))
     try:
         if not hasattr(options, "run"):
             parser.print_help()

@@ -1,8 +1,8 @@
 """A loop with Accelerate, and the one line that has `prepare` keep fastiter's loader.
 
 `Accelerator.prepare` wraps a loader of torch's class, which it builds from the attributes of the
-one that it is given. The line in `main` names the class that it builds instead; sharding, devices
-and the end of accumulated gradients stay Accelerate's. Start it, kill it, and start it again with
+one that it is given. After the first line of `main` that is fastiter's, too; sharding, devices and
+the end of accumulated gradients stay Accelerate's. Start it, kill it, and start it again with
 the same folder, with another number of workers if you like: it trains on exactly the batches that
 were missing::
 
@@ -15,13 +15,12 @@ import argparse
 import shutil
 from pathlib import Path
 
-import accelerate.data_loader
 import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import Dataset
 
-from fastiter.torch import DataLoader
+from fastiter.torch import DataLoader, patch
 
 N_EPOCHS, SAVE_EVERY = 3, 5
 
@@ -50,7 +49,7 @@ class Progress:
 
 
 def main(folder: Path, num_workers: int) -> None:
-    accelerate.data_loader.DataLoader = DataLoader  # what prepare() builds
+    patch()  # what prepare() builds is fastiter's from now on
 
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """The Trainer of Hugging Face's transformers, and the one line that has it use fastiter's loader.
 
 `Trainer` has Accelerate build a loader of torch's class, and another one to skip batches when it
-resumes. The line in `main` names the class that is built instead, for training and evaluation.
+resumes. After the first line of `main` these are fastiter's, for training and evaluation.
 Start it, kill it, and start it again with the same folder, with another number of workers if you
 like: it trains on exactly the batches that were missing::
 
@@ -14,13 +14,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import accelerate.data_loader
 import torch
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from fastiter.torch import DataLoader
+from fastiter.torch import patch
 
 
 class Sums(Dataset):
@@ -46,7 +45,7 @@ class PrintingTrainer(Trainer):
 
 
 def main(folder: Path, num_workers: int) -> None:
-    accelerate.data_loader.DataLoader = DataLoader  # what Trainer's get_train_dataloader builds
+    patch()  # loaders of torch's class are fastiter's from now on
 
     arguments = TrainingArguments(
         output_dir=str(folder),

@@ -30,7 +30,7 @@ class ProcessExecutor:
     ----------
     new_pool : callable or None
         ``new_pool()(n_rows, n_workers, n_prefetch)`` returns a pool with room for batches of
-        ``n_rows``, and may start its workers; else `start` does. None: ``pool`` is set.
+        ``n_rows``, and may start its workers; else `start` does. None: `use` brings the pool.
     lock : RLock
         Lock of the loop.
     timer : Timer
@@ -98,9 +98,12 @@ class ProcessExecutor:
         shutdown.block_if_exiting(self._lock)
         # Not started yet, or the last start failed and said why.
         plans.rewind()
-        new_pool = self._new_pool and self._new_pool()
-        assert new_pool is not None
-        pool = self.pool = new_pool(n_rows, self.n_workers, self.n_prefetch)
+        new_pool: Any = self._new_pool and self._new_pool()
+        return self.use(new_pool(n_rows, self.n_workers, self.n_prefetch))
+
+    def use(self, pool: Pool) -> Pool:
+        """Take a new pool."""
+        self.pool = pool
         pool.ring.seed = self.seed
         self._timer.open(pool.note_start)
         if self._timer.trace is not None:

@@ -204,9 +204,8 @@ class ThreadExecutor:
     def _running(self) -> Threads:
         threads = self._threads
         if threads is None or threads.pid != os.getpid():  # a child has none of its parent's
-            threads = self._threads = Threads(
-                self._all_counters, self._lock, self._limit is not None
-            )
+            is_limited = self._limit is not None
+            threads = self._threads = Threads(self._all_counters, self._lock, is_limited)
             self._timer.open(functools.partial(_note_start, self._all_counters))
         return threads
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -80,20 +80,14 @@ class _OpenShard:
 
     def take(self, count: int, rows: list[Any]) -> None:
         """Append the next examples to ``rows``; fewer at the end."""
-        if self._examples is None:
-            count = max(0, min(count, len(self._items) - self.position))
-            places: Iterable[int] = range(self.position, self.position + count)
-            if self._seeds is not None:
-                seeds = self._seeds.before(self._part, self.position, count)
-                places = (place for place, _ in zip(places, seeds, strict=True))
-            rows += [self._items[i] for i in places]
-            self.position += count
-            return
+        following = self._examples
+        if following is None:
+            following = map(self._items.__getitem__, range(self.position, len(self._items)))
         before = len(rows)
-        examples: Iterator[Any] = itertools.islice(self._examples, count)
+        examples: Iterator[Any] = itertools.islice(following, count)
         if self._seeds is not None:
             seeds = self._seeds.before(self._part, self.position, count)
-            examples = (example for _, example in zip(seeds, self._examples, strict=False))
+            examples = (example for _, example in zip(seeds, following, strict=False))
         try:
             rows.extend(examples)  # keeps those before an exception
         finally:

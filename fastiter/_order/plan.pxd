@@ -40,7 +40,7 @@ cdef class Plan:
     cdef readonly int64_t position
     cdef readonly int64_t epoch_size
     cdef readonly int64_t number
-    cdef readonly int64_t n_valid
+    cdef public int64_t n_valid
     cdef public int64_t n_valid_dropped
     # Of a batch in the ring, whose memory is never asked for these:
     cdef readonly uint64_t q

@@ -64,7 +64,8 @@ cdef class Plan:
     epoch, position, epoch_size : the last ``position`` rows are of ``epoch``, the ``epoch_size``
         rows before them of the epoch before, and so on
     number : number of the batch in the epoch in which it begins, from 0, for messages
-    n_valid : number of rows, from the first on, that are no repetitions to fill an epoch up
+    n_valid : number of rows, from the first on, that are no repetitions to fill an epoch up; all
+        rows of a batch that is made as a whole, which has one index
     n_valid_dropped : number of these rows that were skipped
     q, slot, schema : of a batch in the ring, its sequence number, its slot, and the `Schema` of its
         columns; None: it has none
@@ -108,11 +109,18 @@ cdef class Plan:
         """The epoch in which the batch begins and its number there, both from 0, for messages."""
         return f"epoch {self.epoch_of(0)}, batch {self.number}"
 
+    @property
+    def n_rows(self):
+        """Rows of the batch; 0 where there is none."""
+        return self.size()
+
     cdef bint is_begun(self) noexcept:
         return self.current_work is not None or self.outcome is not None
 
     cdef int64_t size(self) noexcept:
         """Rows of the batch; 0 where there is none."""
+        if self.request is not None:
+            return self.n_valid
         return 0 if self.indices is None else cnp.PyArray_SIZE(self.indices)
 
     cpdef int64_t epoch_of(self, int64_t row) except? -1:

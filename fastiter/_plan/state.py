@@ -79,7 +79,8 @@ class Missing(NamedTuple):
 class Skipped(NamedTuple):
     """A dataset index whose example was skipped."""
 
-    index: int  # type: ignore[assignment]  # hides a method of tuples
+    #: of `fastiter.torch.DataLoader`, a key that is no int is its `repr`
+    index: int | str  # type: ignore[assignment]  # hides a method of tuples
     epoch: int  #: in which it was skipped last
     times: int  #: how often it was skipped
     error: str  #: type and text of its last exception, at most 200 characters
@@ -90,7 +91,7 @@ class SkipState(NamedTuple):
 
     epoch: int = 0  #: in which the last one was skipped
     n_skipped: int = 0  #: in that epoch
-    records: Mapping[int, Skipped] = {}  #: by dataset index, in the order of the first skip
+    records: Mapping[int | str, Skipped] = {}  #: by dataset index, in the order of the first skip
 
     def saved(self) -> dict[str, Any]:
         """Entry of a record: numbers and texts that JSON takes."""
@@ -98,14 +99,15 @@ class SkipState(NamedTuple):
         return {"epoch": self.epoch, "count": self.n_skipped, "records": records}
 
     @staticmethod
-    def loaded(stored: Any) -> SkipState:
-        """Load what `saved` returned; None: an empty state."""
+    def loaded(stored: Any, takes_texts: bool = False) -> SkipState:
+        """Load what `saved` returned; None: an empty state. Indices that are texts are those of
+        keys."""
         if stored is None:
             return SkipState()
         try:
             records = {}
             for index, epoch, times, text in stored["records"]:
-                number = natural(index)
+                number = index if takes_texts and isinstance(index, str) else natural(index)
                 if not isinstance(text, str):
                     raise TypeError(f"{text!r} is not a text")
                 record = number, natural(epoch), natural(times), text[:MOST_TEXT]

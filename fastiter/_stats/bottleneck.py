@@ -21,6 +21,8 @@ _LEAST_SECONDS = 0.05
 MOST_WORKERS = 64
 _MOST_PREFETCH = 32
 _COLUMNS = 100  # of the summary
+#: `IteratorStats.iterator` of `fastiter.torch.DataLoader`, whose arguments are torch's.
+TORCHS = "DataLoader"
 
 _WAITS = "the loop waits {stats.wait_share:.0%} of its time"
 _UNEVEN = (
@@ -37,10 +39,10 @@ _ADVICE = {
     "loop, idle workers": f"the loop's own work is the limit: {_WAITS.replace('the loop', 'it')}, "
     "and the workers are {idle:.0%} idle; {enough} of them would be enough",
     "no workers": "fetching takes {stats.wait_share:.0%} of the loop's time, in the loop's own "
-    "thread: MultiprocessIterator with n_processes={n_processes} would fetch during the step",
+    "thread: {setting} would fetch during the step",
     "in the caller": "fetching takes {stats.wait_share:.0%} of the loop's time: rows are only "
     "gathered, which the loop's own thread does faster than workers",
-    "uneven batches": _UNEVEN + "set n_prefetch={n_prefetch} to have more ready",
+    "uneven batches": _UNEVEN + "set {setting} to have more ready",
     "uneven batches, prefetched": _UNEVEN + "smaller batches would take more even times",
     "network": f"{_WAITS} although the {{n}} workers on the cluster are {{idle:.0%}} idle: the "
     "network, or copying, is the limit ({rate}/s came), or rows take uneven times: let examples be "
@@ -99,11 +101,22 @@ def _diagnosis(
 ) -> Diagnosis:
     """The diagnosis with a text of ``_ADVICE``."""
     change = change or {}
+    if is_torchs := stats.iterator == TORCHS:
+        change = dict(_torchs(stats, name, value) for name, value in change.items())
     setting = ", ".join(f"{name}={value}" for name, value in change.items())
+    if advice == "no workers" and not is_torchs:
+        setting = f"MultiprocessIterator with {setting}"
     one = "thread" if stats.workers_are == "threads" else "worker"
     workers = f"the {one} is" if stats.n_workers == 1 else f"the {stats.n_workers} {one}s are"
     facts.update(change, stats=stats, setting=setting, workers=workers, idle=1 - stats.busy)
     return Diagnosis(verdict, _ADVICE[advice].format(**facts), change)
+
+
+def _torchs(stats: IteratorCounts, name: str, value: int) -> tuple[str, int]:
+    """A setting by torch's name."""
+    if name == "n_prefetch":
+        return "prefetch_factor", math.ceil(value / stats.n_workers)
+    return "num_workers", value
 
 
 def _not_waiting(stats: IteratorCounts, steady: float) -> Diagnosis:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from fastiter._stats import bottleneck
-from fastiter._stats.stats import IteratorCounts, Verdict, difference
+from fastiter._stats.stats import IteratorCounts, LoaderStats, Verdict, difference, total
+from fastiter._util.cpus import usable_cpus
+
+if TYPE_CHECKING:
+    from fastiter._stats.timer import Timer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +119,38 @@ class IteratorStats(IteratorCounts):
 
     def __str__(self) -> str:
         return self.summary()
+
+    @classmethod
+    def of(cls, timer: Timer, loader: LoaderStats, **facts: Any) -> IteratorStats:
+        """Statistics of what a timer has measured and of the workers, with other ``facts``."""
+        start, inside, waited, between, cpu = timer.read()
+        return cls(
+            batches=timer.batches,
+            examples=timer.examples,
+            errors=timer.errors,
+            skipped=timer.skipped,
+            tokens_read=timer.tokens,
+            start_seconds=start,
+            next_seconds=inside,
+            wait_seconds=waited,
+            consumer_seconds=between,
+            cpu_seconds=cpu,
+            cpus=usable_cpus(),
+            **facts,
+            **loader._asdict(),
+        )
+
+    def followed_by(self, later: IteratorStats) -> IteratorStats:
+        """Statistics of this iteration and a later one together; settings are the later one's."""
+        workers = {worker.number: worker for worker in self.workers}
+        for worker in later.workers:
+            before = workers.get(worker.number)
+            workers[worker.number] = worker if before is None else total(worker, before)
+        return dataclasses.replace(
+            total(later, self),
+            workers=tuple(workers[number] for number in sorted(workers)),
+            changes=self.changes + later.changes,
+        )
 
     def __sub__(self, earlier: IteratorStats) -> IteratorStats:
         """Counters of the time between two ``stats()`` of one iterator."""

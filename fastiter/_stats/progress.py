@@ -24,8 +24,9 @@ def progress(iterator: Iterator[Any], **options: Any) -> Progress:
 
     Parameters
     ----------
-    iterator : SerialIterator, MultithreadIterator or MultiprocessIterator
+    iterator : SerialIterator, MultithreadIterator, MultiprocessIterator or DataLoader
         Iterator, perhaps in the middle of an epoch. Worker processes are started if they are not.
+        Of a `fastiter.torch.DataLoader`, the bar shows one epoch, that of one ``for``.
     **options
         Of ``tqdm.auto.tqdm``: ``disable``, ``file``, ``leave``, ``position``, ``desc`` (shown
         before the epoch), ``postfix`` (shown before the share of waiting) and so on.
@@ -57,12 +58,8 @@ class Progress(Closing, Iterator[Any]):
 
     def __init__(self, iterator: Any, options: dict[str, Any]) -> None:
         self._bar: Any = None
-        timer = getattr(iterator, "_timer", None)
-        if not isinstance(timer, Timer):
-            raise TypeError(
-                "progress needs an iterator of fastiter (for its epoch and statistics), not "
-                f"{type(iterator).__qualname__}"
-            )
+        if not hasattr(iterator, "_start_trace"):  # as all that have statistics
+            raise _no_iterator(iterator)
         try:
             tqdm = importlib.import_module("tqdm.auto").tqdm
         except ImportError as error:
@@ -70,6 +67,9 @@ class Progress(Closing, Iterator[Any]):
         # Before the bar is created: tqdm starts a thread, and forking is unsafe then.
         getattr(iterator, "start", lambda: None)()
         iterator = iter(iterator)  # may begin an epoch: see as_torch
+        timer = getattr(iterator, "_timer", None)
+        if not isinstance(timer, Timer):
+            raise _no_iterator(iterator)
         self._iterator = iterator
         self._timer = timer
         name, self._note = options.pop("desc", None), options.pop("postfix", None)
@@ -140,3 +140,10 @@ class Progress(Closing, Iterator[Any]):
         """The time in ns, and seconds of the loop and of its waiting so far, start included."""
         start, inside, waited, between, _ = self._timer.read()
         return now(), start + inside + between, start + waited
+
+
+def _no_iterator(iterator: Any) -> TypeError:
+    return TypeError(
+        "progress needs an iterator of fastiter (for its epoch and statistics), not "
+        f"{type(iterator).__qualname__}"
+    )

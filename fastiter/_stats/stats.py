@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -188,12 +189,21 @@ _Counted = TypeVar("_Counted", bound=IteratorCounts | WorkerStats)
 def difference(later: _Counted, earlier: _Counted) -> _Counted:
     """``later`` with the counters of ``earlier`` subtracted; none gets below 0, since counters are
     read one after the other while workers continue."""
-    counters: dict[str, Any] = {}
+    counters = {name: max(b - a, type(b)(0)) for name, a, b in _counters(earlier, later)}
+    return dataclasses.replace(later, **counters)
+
+
+def total(later: _Counted, earlier: _Counted) -> _Counted:
+    """``later`` with the counters of ``earlier`` added."""
+    return dataclasses.replace(later, **{name: a + b for name, a, b in _counters(earlier, later)})
+
+
+def _counters(earlier: _Counted, later: _Counted) -> Iterator[tuple[str, Any, Any]]:
+    """The name of each counter, and both values."""
     for field in dataclasses.fields(later):
         value = getattr(later, field.name)
         if type(value) in (int, float) and field.name not in _SETTINGS:
-            counters[field.name] = max(value - getattr(earlier, field.name), type(value)(0))
-    return dataclasses.replace(later, **counters)
+            yield field.name, getattr(earlier, field.name), value
 
 
 def _share(part: float, whole: float, most: float = 1.0) -> float:

@@ -32,6 +32,7 @@ place = ""
 _THREAD_MARK = ", worker thread "  # in each note that `annotate` adds for a thread
 _MOST_TEXT = 32 << 10  # characters
 _MOST_EXCEPTION_BYTES = 1 << 20
+_FINAL = "_fastiter_is_final"
 _SUM = struct.Struct("<Q")
 
 
@@ -85,7 +86,14 @@ class FailurePolicy(Protocol):
 
 def is_skippable(error: BaseException) -> bool:
     """Whether an exception of a dataset concerns one example, which may be skipped."""
-    return not isinstance(error, (*STOPS, RowCountError))
+    return not (isinstance(error, (*STOPS, RowCountError)) or getattr(error, _FINAL, False))
+
+
+def never_skipped(error: BaseException) -> BaseException:
+    """Have an exception, raised in the place of an example's, concern no example."""
+    with contextlib.suppress(Exception):  # its class may refuse attributes
+        setattr(error, _FINAL, True)
+    return error
 
 
 def capture(function: Callable[..., Any], *args: Any) -> Any:

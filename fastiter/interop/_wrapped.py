@@ -7,15 +7,13 @@ import importlib
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from fastiter._util.context import Closing
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from typing_extensions import Self
 
 
-class Wrapped(Closing):
+class Wrapped:
     """Wraps an iterator, and delegates to it what the wrapper does not define.
 
     The iterator stays usable. Its own end or ``finalize()`` closes it, not the wrapper's deletion.
@@ -60,8 +58,10 @@ class Wrapped(Closing):
         if finalize is not None:
             finalize()
 
-    def close(self) -> None:
-        """Finalize the wrapped iterator; the same as `finalize`."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         self.finalize()
 
     def __del__(self) -> None:
@@ -96,6 +96,10 @@ class EpochLoops(Wrapped):
             self.reset()
         return _OneLoop(self)
 
+    def close(self) -> None:
+        """Finalize the wrapped iterator; the same as `finalize`."""
+        self.finalize()
+
 
 class _OneLoop(Wrapped):
     """The iterator of one ``for``. Its own ``iter()`` begins no epoch, so that ``for`` can follow
@@ -120,8 +124,7 @@ def tuple_like(value: tuple[Any, ...], parts: list[Any]) -> Any:
 
 
 def mapping_like(value: MutableMapping[Any, Any], parts: dict[Any, Any]) -> Any:
-    """A mapping of the type of ``value`` with ``parts``; keeps attributes such as a default
-    factory."""
+    """A mapping of the type and attributes of ``value``, with ``parts``."""
     if type(value) is dict:
         return parts
     other = copy.copy(value)

@@ -142,31 +142,32 @@ class Preview(Planner):
 
     def _place(self, n_steps: int) -> tuple[int, int, Order | None, int, Indices | None]:
         """Epoch, position, order, size and cuts that number of steps after the anchor."""
-        sampler, anchor = self._order_sampler, self._base
+        anchor, whole = self._base, self.batch_size * self.num_ranks
         if n_steps == 0:  # where a rest without a batch is still to come
             return self._anchor_place()
-        if self.varies:
-            by_sizes = self.state.cuts is None
-            return self._place_by_sizes(n_steps) if by_sizes else self._place_by_cuts(n_steps)
-        first, rest = self._size_of(anchor.epoch), self._size_of(anchor.epoch + 1)
-        whole = self.batch_size * self.num_ranks
+        if self.state.cuts is not None:
+            return self._place_by_cuts(n_steps)
         epoch, position = anchor.epoch, anchor.position
-        if self.repeat and not self.drop_last:
-            position += n_steps * whole
-            if position >= first:
-                later, position = divmod(position - first, rest)
-                epoch += 1 + later
-        else:
-            here = self.n_steps(None, position, first)
-            if n_steps < here:
-                position += n_steps * whole
+        # Steps are left; or examples, where a batch may be of two epochs.
+        spans = self.repeat and not self.drop_last
+        left = position + n_steps * whole if spans else n_steps
+        while True:
+            number = anchor.n_drawn - 1 + epoch - anchor.epoch
+            if self.varies:
+                within = left + 2 * whole if spans else position + (left + 2) * whole
+                size = self._counted(number, within)
             else:
-                later, n_steps = divmod(n_steps - here, self.n_steps(None, 0, rest))
-                epoch, position = epoch + 1 + later, n_steps * whole
+                size = self._size_of(min(epoch, anchor.epoch + 1))
+            here = size if spans else self.n_steps(None, position, size)
+            if left < here:
+                break
+            # Behind the first epoch all are alike, unless they vary.
+            n_passed = 1 if self.varies or epoch == anchor.epoch else left // here
+            epoch, position, left = epoch + n_passed, 0, left - n_passed * here
+        position = left if spans else position + left * whole
         order = None
-        if sampler is not None and (self.repeat or epoch == 0):
-            order, _ = self._epoch(anchor.n_drawn - 1 + epoch - anchor.epoch)
-        size = first if epoch == anchor.epoch else rest
+        if self._order_sampler is not None and (self.repeat or epoch == 0):
+            order, _ = self._epoch(number)
         return epoch, position, order, size, None
 
     def _anchor_place(self) -> tuple[int, int, Order | None, int, Indices | None]:
@@ -189,24 +190,6 @@ class Preview(Planner):
         if size < 1:
             raise ValueError(f"{sampler.label(number)} has no examples: size() tells of {size}")
         return size
-
-    def _place_by_sizes(self, n_steps: int) -> tuple[int, int, Order, int, Indices | None]:
-        anchor, whole = self._base, self.batch_size * self.num_ranks
-        number, position = anchor.n_drawn - 1, anchor.position
-        if self.repeat and not self.drop_last:
-            position += n_steps * whole
-            while position >= (size := self._counted(number, position + 2 * whole)):
-                number, position = number + 1, position - size
-        else:
-            while True:
-                size = self._counted(number, position + (n_steps + 2) * whole)
-                here = self.n_steps(None, position, size)
-                if n_steps < here:
-                    break
-                number, position, n_steps = number + 1, 0, n_steps - here
-            position += n_steps * whole
-        order, _ = self._epoch(number)
-        return anchor.epoch + number - (anchor.n_drawn - 1), position, order, size, None
 
     def _place_by_cuts(self, n_steps: int) -> tuple[int, int, Order, int, Indices | None]:
         anchor, sampler = self._base, self._order_sampler

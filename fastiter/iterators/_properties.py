@@ -9,7 +9,6 @@ import numpy as np
 from fastiter._fetch.dataset_access import epochs_of
 from fastiter._stats.iterator_stats import IteratorStats
 from fastiter._util.arguments import checked_int
-from fastiter._util.cpus import usable_cpus
 from fastiter.dataset.iterator import Iterator
 from fastiter.iterators._addresses import Address, Preview, address_of
 
@@ -267,30 +266,19 @@ class IteratorProperties(Iterator):
         IteratorStats
             ``print()`` shows its `~IteratorStats.summary`.
         """
-        timer = self._timer
-        start, inside, waited, between, cpu = timer.read()
+        _, inside, _, between, _ = self._timer.read()
         loader = self._executor.stats(inside + between)
         if self._tuner is not None:
             loader = loader._replace(changes=(*self._tuner.changes, *loader.changes))
-        return IteratorStats(
+        return IteratorStats.of(
+            self._timer,
+            loader,
             iterator=type(self).__name__,
-            batches=timer.batches,
-            examples=timer.examples,
-            errors=timer.errors,
-            skipped=timer.skipped,
-            tokens_read=timer.tokens,
-            start_seconds=start,
-            next_seconds=inside,
-            wait_seconds=waited,
-            consumer_seconds=between,
-            cpu_seconds=cpu,
             batch_size=self._batch_size,
             has_converter=self._converter is not None,
-            cpus=usable_cpus(),
             row_groups_decoded=self._row_groups.n_decoded - self._n_decoded
             if self._row_groups is not None
             else 0,
-            **loader._asdict(),
         )
 
     def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:

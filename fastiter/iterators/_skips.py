@@ -63,7 +63,7 @@ def checked(on_error: Any, skip_limit: Any) -> tuple[Any, float | None]:
 class SkipPolicy:
     """Decides about examples that fail: ``on_error`` and ``skip_limit``. It has no state."""
 
-    _WHAT, _NUMBER = "examples", "dataset index"
+    _WHAT, _NUMBER, _OWNER = "examples", "dataset index", "iterator"
 
     def __init__(self, on_error: Any, limit: float | None) -> None:
         self._on_error = on_error
@@ -77,23 +77,19 @@ class SkipPolicy:
         the skip state before the batch, and gets the one after it. ``failures`` are empty
         afterwards. Raises what the ``on_error`` callable raises.
         """
-        assert plan.indices is not None
-        n_rows, order = len(plan.indices), plan.state.order
-        size = len(order) if hasattr(order, "size_within") else plan.epoch_size
-        skips = plan.progress or SkipState()
+        size, skips = self._size(plan), self._before(plan)
         skips, n_dropped = skips._replace(records=dict(skips.records)), 0
         replaced: dict[int, Any] = {}
         n_valid_dropped = 0
         try:
             for failure in failures:
-                index = int(plan.indices[failure.row])
+                index, epoch = self._place(plan, failure.row)
                 decision = self._decision(index, failure)
                 if isinstance(decision, Replacement):
                     replaced[failure.row] = decision.example
                     continue
                 if decision == "raise":
                     return Failure(failure.error)
-                epoch = plan.epoch_of(failure.row)
                 n_skipped = 1 + (skips.n_skipped if epoch == skips.epoch else 0)
                 skips = skips._replace(epoch=epoch, n_skipped=n_skipped)
                 if (excess := self._excess(skips, size, index, failure.error)) is not None:
@@ -101,16 +97,34 @@ class SkipPolicy:
                 n_dropped += 1
                 n_valid_dropped += failure.row < plan.n_valid
                 _record(skips, index, failure.error, self._NUMBER)
-            if len(failures) == n_rows and not replaced:
+            if len(failures) == plan.n_rows and not replaced:
                 return AllSkipped(failures[-1].error)
             return replaced
         finally:
-            plan.progress, plan.n_dropped = skips, n_dropped
-            plan.n_valid_dropped = n_valid_dropped
+            self._put(plan, skips)
+            plan.n_dropped, plan.n_valid_dropped = n_dropped, n_valid_dropped
             for failure in failures:
                 failure.clear()
 
-    def _decision(self, index: int, failure: Failure) -> Replacement | str:
+    # A subclass may know these of its plans otherwise.
+
+    def _size(self, plan: Plan) -> int:
+        """Examples of the epoch."""
+        order = plan.state.order
+        return len(order) if hasattr(order, "size_within") else plan.epoch_size
+
+    def _place(self, plan: Plan, row: int) -> tuple[Any, int]:
+        """Dataset index and epoch of a row."""
+        assert plan.indices is not None
+        return int(plan.indices[row]), plan.epoch_of(row)
+
+    def _before(self, plan: Plan) -> SkipState:
+        return plan.progress or SkipState()
+
+    def _put(self, plan: Plan, skips: SkipState) -> None:
+        plan.progress = skips
+
+    def _decision(self, index: Any, failure: Failure) -> Replacement | str:
         if not failure.is_skippable:
             return "raise"
         if self._on_error == "skip":
@@ -126,7 +140,7 @@ class SkipPolicy:
         ) from failure.error
 
     def _excess(
-        self, skips: SkipState, epoch_size: int, index: int, error: Exception
+        self, skips: SkipState, epoch_size: int, index: Any, error: Exception
     ) -> SkipLimitError | None:
         """The error of an example that is one too many; None while the limit allows it."""
         what, allowed = f"skip_limit={self._limit!r}", self._limit
@@ -138,8 +152,8 @@ class SkipPolicy:
             return None
         excess = SkipLimitError(
             f"{skips.n_skipped} {self._WHAT} of epoch {skips.epoch} have failed, more than {what} "
-            f"allows; the last one is {self._NUMBER} {index}: {_one_line(error)}. The iterator's "
-            "`skipped` lists them: repair the dataset, or raise skip_limit"
+            f"allows; the last one is {self._NUMBER} {index}: {_one_line(error)}. The "
+            f"{self._OWNER}'s `skipped` lists them: repair the dataset, or raise skip_limit"
         )
         excess.__cause__ = error
         return excess
@@ -151,14 +165,15 @@ class ShardPolicy(SkipPolicy):
     _WHAT, _NUMBER = "shards", "shard number"
 
 
-def _record(skips: SkipState, index: int, error: Exception, what: str) -> None:
+def _record(skips: SkipState, index: Any, error: Exception, what: str) -> None:
     records: Any = skips.records
+    index = index if isinstance(index, int) else repr(index)[:MOST_TEXT]
     known = records.get(index)
     if known is not None:
         records[index] = Skipped(index, skips.epoch, known.times + 1, _one_line(error))
     elif len(records) < MOST_RECORDS:
         records[index] = Skipped(index, skips.epoch, 1, _one_line(error))
-        _warn("skipped %s %d in epoch %d: %s", what, index, skips.epoch, _one_line(error))
+        _warn("skipped %s %s in epoch %d: %s", what, index, skips.epoch, _one_line(error))
         if len(records) == MOST_RECORDS:
             _warn("%d indices were skipped; no more are listed", MOST_RECORDS)
 

@@ -15,5 +15,15 @@ except ImportError as error:
 
 from fastiter.torch._loader import DataLoader
 from fastiter.torch._padding import PaddingCollator
+from fastiter.torch._patch import Patch, as_default, patch
 
-__all__ = ["DataLoader", "PaddingCollator", "default_collate", "default_convert", "get_worker_info"]
+__all__ = [
+    "DataLoader",
+    "PaddingCollator",
+    "Patch",
+    "as_default",
+    "default_collate",
+    "default_convert",
+    "get_worker_info",
+    "patch",
+]

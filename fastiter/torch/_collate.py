@@ -115,11 +115,11 @@ class ColumnsCollate(ConcatConverter):
     """Replacement of `default_collate` for a dataset that consists of Arrow columns: arrays by
     concat_examples' rules and the dataset's padding, as tensors."""
 
-    def __init__(self, padding: Padding) -> None:
-        super().__init__(padding, False, False)
+    def __init__(self, padding: Padding, tolerates: bool) -> None:
+        super().__init__(padding, False, tolerates)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ColumnsCollate, (self.padding,)
+        return type(self), (self.padding, self.tolerates)
 
     def __call__(self, examples: list[Any]) -> Any:
         return self.convert(examples, range(len(examples)))
@@ -142,25 +142,27 @@ class ValuesCollate(ColumnsCollate):
     """`default_collate` of columns of numbers and texts that come as Python's values, which torch
     turns into int64, float64 and bool."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ValuesCollate, (self.padding,)
-
     def tensors_of(self, columns: Any) -> Any:
         if isinstance(columns, np.ndarray) and columns.dtype.kind in "iuf":
             columns = columns.astype(float if columns.dtype.kind == "f" else np.int64, copy=False)
         return super().tensors_of(columns)
 
 
-def converter_for(collate_fn: Any, dataset: Any) -> DefaultCollate | ConcatConverter | None:
-    """Converter that replaces a ``collate_fn`` over columns; None if it has to be called."""
+def converter_for(
+    collate_fn: Any, dataset: Any, tolerates: bool = False
+) -> DefaultCollate | ConcatConverter | None:
+    """Converter that replaces a ``collate_fn`` over columns; None if it has to be called.
+
+    ``tolerates``: whether the other rows of a batch count when some have failed.
+    """
     concat = concat_of(collate_fn)
     if concat is not None:
-        return ConcatConverter(*concat.for_dataset(dataset), False)
+        return ConcatConverter(*concat.for_dataset(dataset), tolerates)
     if collate_fn is not torch_collate.default_collate:
         return None
     if is_arrow(dataset):
         kind = ValuesCollate if isinstance(dataset, ValueColumns) else ColumnsCollate
-        return kind(ConcatOptions(Padding(), False).for_dataset(dataset).padding)
+        return kind(ConcatOptions(Padding(), False).for_dataset(dataset).padding, tolerates)
     return DefaultCollate()
 
 

@@ -19,12 +19,12 @@ from fastiter._engine.caller import CallerExecutor
 from fastiter._fetch.dataset_access import ColumnGatherer, is_stateful, plain_columns
 from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan
-from fastiter._util.failures import Failure
+from fastiter._util.failures import AllSkipped, Failure
 from fastiter._workers.batch_converter import ConcatConverter
 from fastiter.torch._collate import ColumnsCollate, collate, converter_for
+from fastiter.torch._examples import KeyPolicy, Seeded, decided, examples_of
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
-from fastiter.torch._seeds import Seeded
 from fastiter.torch._state import (
     Resume,
     begin_fetching,
@@ -35,6 +35,7 @@ from fastiter.torch._state import (
 if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
 
+_FAILURES = (Failure, AllSkipped)
 _END = object()  # in place of a batch, where the dataset has ended
 
 
@@ -84,7 +85,7 @@ class WholeBatches:
         """The state of the dataset now."""
         return state_of(0, self._kind, self.fetcher, self.dataset)
 
-    def batch(self, plan: Plan, *_: Any) -> Any:
+    def batch(self, plan: Plan, seed: Any, policy: KeyPolicy | None) -> Any:
         """The batch of a plan; `_END` where the dataset has ended."""
         request = plan.request
         self._keys = request.keys
@@ -93,17 +94,17 @@ class WholeBatches:
             if data is not None:
                 pass
             elif self._is_iterable:
-                data = self._fetched_of_stream(request.keys, plan.work)
+                data = self._fetched_of_stream(request.keys, plan)
             elif request.seeds is None:
-                data = self._fetched_of_map(request.keys)
+                data = self._fetched_of_map(plan, policy)
             else:
                 self.fetcher.dataset.begin(request.seeds)
-                data = keep_generators(self._fetched_of_map, request.keys)
+                data = keep_generators(self._fetched_of_map, plan, policy)
         except StopIteration:
             if not self._is_iterable:
                 raise
             return _END
-        if self._pin_memory:
+        if self._pin_memory and not isinstance(data, Failure):
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
         return data
 
@@ -117,12 +118,25 @@ class WholeBatches:
             return self._converter.tensors_of(batch)
         return batch
 
-    def _fetched_of_map(self, keys: Any) -> Any:
-        return self._collate(self.fetcher.fetch(keys))
+    def _fetched_of_map(self, plan: Plan, policy: KeyPolicy | None) -> Any:
+        request = plan.request
+        if policy is None:
+            return self._collate(self.fetcher.fetch(request.keys))
+        keys = request.keys if self._auto_collation else [request.keys]
+        examples, failed = examples_of(self.fetcher.dataset, keys, request.seeds)
+        if failed:
+            failures = [Failure.of(error, row=row) for row, error in failed]
+            failed.clear()
+            left = decided(policy, plan, failures, examples)
+            if isinstance(left, Failure):
+                return left
+            examples = left
+            self._keys = [None] * len(examples)
+        return self._collate(examples if self._auto_collation else examples[0])
 
-    def _fetched_of_stream(self, keys: Any, begun: Begun) -> Any:
+    def _fetched_of_stream(self, keys: Any, plan: Plan) -> Any:
         """Result of torch's fetcher. Examples that an interrupted call has drawn are kept."""
-        fetcher, examples = self.fetcher, begun.examples
+        fetcher, examples = self.fetcher, plan.work.examples
         size = len(keys) if self._auto_collation else 1
         if not fetcher.ended:
             left = size - len(examples)
@@ -130,6 +144,7 @@ class WholeBatches:
             fetcher.ended = len(examples) < size
         if not examples or (self._drop_last and len(examples) < size):
             raise StopIteration
+        plan.n_valid = len(examples)
         return self._collate([*examples] if self._auto_collation else examples[0])
 
     def _collate(self, examples: Any) -> Any:
@@ -152,7 +167,7 @@ class InProcessIterator(LoaderIterator):
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         super().__init__(loader, resume)
-        self._planner = Plans(1, 0, True)
+        self._planner = Plans(1, 0, True, self._auto_collation)
         if self._timeout:
             raise AssertionError("timeout must be 0 where num_workers is 0")
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
@@ -167,7 +182,7 @@ class InProcessIterator(LoaderIterator):
             raise other_workers(resume.n_workers, 0)
         state = None if resume is None else resume.of_worker(0, 0)
         self._batches = WholeBatches(self, state)
-        self._executor = CallerExecutor(self._batches, None, False, (0, 0))
+        self._executor = CallerExecutor(self._batches, self._policy, False, (0, 0))
         self._sampler_iter.n_states = 2  # of a batch that an interrupt has left
         self._planner.example_seed = self._example_seed
         if resume is not None and self._is_iterable and not resume.has_worker_state:
@@ -175,9 +190,8 @@ class InProcessIterator(LoaderIterator):
             examples = map(next, itertools.repeat(self._batches.fetcher.dataset_iter, n_keys))
             collections.deque(examples, maxlen=0)
         n_yielded = 0 if resume is None else resume.n_yielded
-        self._planner.begin(
-            self._sampler_iter, self._planned(resume), Delivered(n_yielded, (), (True,), {}), False
-        )
+        progress = Delivered(n_yielded, (), (True,), {}, self._skips)
+        self._planner.begin(self._sampler_iter, self._planned(resume), progress, False)
         self._fetch_again(resume)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -196,9 +210,9 @@ class InProcessIterator(LoaderIterator):
         if data is _END:
             plan.progress = before._replace(is_active=(False,))
             return None
-        if type(data) is Failure:
+        if type(data) in _FAILURES:
             return before, data
-        return before._replace(n_yielded=before.n_yielded + 1), data
+        return Delivered(before.n_yielded + 1, *before[1:]), data
 
     def _own_state(self) -> dict[str, Any]:
         begun = next(
@@ -213,4 +227,5 @@ class InProcessIterator(LoaderIterator):
             "fetcher_state": state["fetcher_state"],
             "dataset_state": state["dataset_state"],
             "_iterator_finished": self._finished,
+            **self._skips_state(),
         }

@@ -14,15 +14,18 @@ from fastiter._clib import status
 from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.dataset_access import is_stateful, plain_columns
 from fastiter._order.plan import Plan
-from fastiter._util.failures import Failure, capture, reraise
+from fastiter._stats.timer import Timer
+from fastiter._util.failures import AllSkipped, Failure, capture, load, reraise
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
 from fastiter.torch._collate import collate_of, converter_for
+from fastiter.torch._examples import decided
 from fastiter.torch._iterator import LoaderIterator
+from fastiter.torch._keys import keys_of
 from fastiter.torch._pinned import pinned_slots
-from fastiter.torch._plans import MOST_ROWS, Delivered, Plans
+from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, asks_state, index_array
 from fastiter.torch._state import Resume, hold_state, other_workers
 from fastiter.torch._worker import LoaderJob, Reply
 
@@ -71,10 +74,12 @@ class WorkersIterator(LoaderIterator):
         self._interval = loader.snapshot_every_n_steps if loader.in_order else 1
         self._asks_first = self._is_iterable or is_stateful(self._dataset)
         rows, self._converter = self._rows_of(loader)
-        self._planner = Plans(self._num_workers, rows, loader.in_order)
+        self._planner = Plans(self._num_workers, rows, loader.in_order, self._auto_collation)
         self._n_spilled = 0
-        self._executor = ProcessExecutor(None, self._lock, self._timer)
-        self._executor.pool = self._new_pool(loader, resume)
+        self._executor = self._counted.executor = ProcessExecutor(
+            None, self._lock, self._timer, policy=self._policy
+        )
+        self._executor.use(self._new_pool(loader, resume))
         self._begin(resume)
 
     def _rows_of(self, loader: DataLoader[Any]) -> tuple[int, Any]:
@@ -91,8 +96,15 @@ class WorkersIterator(LoaderIterator):
             or not 0 < rows <= MOST_ROWS
         ):
             return 0, None
-        converter = converter_for(loader.collate_fn, self._dataset)
+        tolerates = self._policy is not None
+        converter = converter_for(loader.collate_fn, self._dataset, tolerates)
         return (0, None) if converter is None else (rows, converter)
+
+    def _rows_alone(self) -> int:
+        """Most rows of a batch that is made again row by row, where the policy decides about rows
+        that kill workers."""
+        rows = getattr(self._index_sampler, "batch_size", None) if self._auto_collation else 1
+        return min(rows, MOST_ROWS) if self._policy is not None and type(rows) is int else 1
 
     def _new_pool(self, loader: DataLoader[Any], resume: Resume | None) -> Pool:
         """The pool, whose workers `_begin` starts."""
@@ -117,11 +129,12 @@ class WorkersIterator(LoaderIterator):
             rows=self._planner.rows,
             states=states,
             seed_examples=self._example_seed is not None,
+            tolerates=None if self._policy is None else self._policy.mode,
         )
         pool = Pool(
             job=job,
             workers=self._num_workers,
-            rows=max(1, self._planner.rows),
+            rows=max(1, self._planner.rows, self._rows_alone()),
             # Without an order no worker is to have more than its share.
             n_prefetch=loader.prefetch_factor * self._num_workers - (not loader.in_order),
             n_held=2 + (_MOST_COPIES if self._pin_memory else 0),
@@ -158,7 +171,7 @@ class WorkersIterator(LoaderIterator):
             for number in range(n_workers)
         )
         n_yielded = 0 if resume is None else resume.n_yielded
-        progress = Delivered(n_yielded, states, (True,) * n_workers, {})
+        progress = Delivered(n_yielded, states, (True,) * n_workers, {}, self._skips)
         plans.begin(self._sampler_iter, self._planned(resume), progress, self._asks_first)
         self._takes_snapshots = self._sampler_iter.is_stateful
         plans.progress = progress._replace(snapshot=self._snapshot_now(progress))
@@ -178,7 +191,12 @@ class WorkersIterator(LoaderIterator):
             self._planner.epoch = -1
             self._planner.has_columns = False
             self._n_spilled = 0
-            self._executor.pool = self._new_pool(loader, None)
+            self._timer = Timer()
+            self._counted = loader._iterations.begin(self, self._timer)
+            self._executor = self._counted.executor = ProcessExecutor(
+                None, self._lock, self._timer, policy=self._policy
+            )
+            self._executor.use(self._new_pool(loader, None))
         super()._reset(loader, first_iter)
         self._planner.epoch += 1
         self._executor.drop([])
@@ -189,7 +207,9 @@ class WorkersIterator(LoaderIterator):
     def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
         pool, plans, reply = self._executor.pool, self._planner, plan.outcome
         assert pool is not None
-        if type(reply) is Failure:
+        if isinstance(reply, Failure):
+            if type(reply) is AllSkipped:
+                return self._passed(before, plan), reply
             return before, Failure(_error_of(reply, plan))
         if plan.request is None:
             if pool.spilled_rows > self._n_spilled:  # the examples have changed
@@ -209,22 +229,86 @@ class WorkersIterator(LoaderIterator):
                 is_active = list(before.is_active)
                 is_active[plan.worker] = False
                 after = after._replace(is_active=tuple(is_active))
-            if reply.is_end or plan.request.number < 0:
+            if reply.n_rows is not None:
+                plan.n_valid = reply.n_rows
+            if reply.is_end or asks_state(plan):
                 plan.progress = after
                 return None
             if reply.schema is not None and not plans.has_columns:
                 pool.ring.use_schema(reply.schema)
                 plans.has_columns = pool.ring.schema is not None
             reply = reply.batch
+            if isinstance(reply, Failure):
+                if type(reply) is not AllSkipped:
+                    reply = Failure(_error_of(reply, plan))
+                return self._passed(after, plan), reply
         if self._pin_memory:
             reply = capture(_utils.pin_memory.pin_memory, reply, self._pin_memory_device)
             if type(reply) is Failure:
                 return before, reply
-        n_more_keys = after.n_more_keys + plan.state.size
-        after = after._replace(n_yielded=after.n_yielded + 1, n_more_keys=n_more_keys)
+        after = Delivered(
+            after.n_yielded + 1,
+            after.states,
+            after.is_active,
+            after.snapshot,
+            after.skips,
+            after.dropped,
+            after.n_more_keys + plan.state.size,
+        )
         if self._takes_snapshots and self._interval and after.n_yielded % self._interval == 0:
             after = after._replace(snapshot=self._snapshot_now(after, plan), n_more_keys=0)
         return after, reply
+
+    def _passed(self, after: Delivered, plan: Plan) -> Delivered:
+        """The progress with a batch of which nothing comes."""
+        if self._takes_snapshots and self._interval:
+            return after._replace(snapshot=self._snapshot_now(after, plan), n_more_keys=0)
+        return after
+
+    def _decide(self, plan: Plan) -> Plan:
+        policy, outcome = self._policy, plan.outcome
+        assert policy is not None
+        if plan.request is None:
+            if type(outcome) is list and self._converter is None:  # of `_row_by_row`
+                plan.outcome = Reply(self._collated(outcome))
+            return plan
+        if type(outcome) is Failure and isinstance(outcome.error, WorkerDiedError):
+            return self._row_by_row(plan)
+        reply = outcome[0] if type(outcome) is list else None
+        if type(reply) is not Reply or not reply.failures:
+            return plan
+        plan.progress = self._planner.progress
+        keys = keys_of(plan, self._auto_collation, self._sampler_iter.rows)
+        failures = []
+        for row, dumped in reply.failures:
+            key = keys[row] if self._auto_collation else keys
+            failures.append(load(dumped, f"key {key!r:.200}, {plan.label}", row))
+        left = reply.batch
+        if policy.asks:
+            left = decided(policy, plan, failures, left)
+            if not isinstance(left, Failure):
+                left = self._collated(left)
+        elif isinstance(failure := policy.decide(plan, failures), Failure):
+            left = failure
+        plan.outcome = [reply._replace(batch=left, failures=())]
+        return plan
+
+    def _collated(self, examples: list[Any]) -> Any:
+        collate_fn = collate_of(self._collate_fn, self._dataset)
+        return capture(collate_fn, examples if self._auto_collation else examples[0])
+
+    def _row_by_row(self, plan: Plan) -> Plan:
+        """The plan in place of one whose batch kills each worker: the workers share its rows, so
+        that each death has one row."""
+        keys, pool = plan.request.keys, self._executor.pool
+        indices = index_array(keys if self._auto_collation else [keys], MOST_ROWS)
+        assert pool is not None
+        if indices is None or len(indices) > pool.rows:
+            return plan
+        request, number = plan.request, plan.number
+        alone = Plan(indices, plan.state, None, None, number=number, seeds=request.seeds)
+        self._planner.plans[0] = alone
+        return alone
 
     def _fetch(self, plan: Plan) -> Plan:
         try:
@@ -281,6 +365,7 @@ class WorkersIterator(LoaderIterator):
             "_steps_since_snapshot": n_steps,
             "_keys_since_snapshot": progress.n_more_keys if n_steps else 0,
             "_iterator_finished": self._finished,
+            **self._skips_state(),
         }
 
     # ---- end

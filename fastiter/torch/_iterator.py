@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import _profiler_enabled
 from torch.autograd.profiler import record_function
+from torch.utils.data import BatchSampler
 from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter._engine.loop import Loop
 from fastiter._order.plan import Plan
+from fastiter._plan.state import SkipState
 from fastiter._util.concurrency import renew_in_child
-from fastiter._util.failures import capture
-from fastiter.torch._keys import SamplerKeys, epoch_rows
-from fastiter.torch._plans import Delivered, Planned, Plans
+from fastiter._util.failures import AllSkipped, Failure, capture
+from fastiter.iterators._skips import batch_of_none
+from fastiter.torch._examples import KeyPolicy
+from fastiter.torch._keys import SamplerKeys, epoch_rows, keys_of
+from fastiter.torch._plans import Delivered, Planned, Plans, asks_state
 from fastiter.torch._sources import fetched
 from fastiter.torch._state import (
     Resume,
@@ -27,6 +31,7 @@ from fastiter.torch._state import (
     epoch_of,
     generators_of,
     is_torchs,
+    length_of,
     program_state,
     set_states,
     states_of,
@@ -34,15 +39,18 @@ from fastiter.torch._state import (
 
 if TYPE_CHECKING:
     from fastiter._engine.executor import Executor
+    from fastiter._plan.state import Skipped
     from fastiter.torch._loader import DataLoader
 
 
 class LastIteration:
     """Facts that a loader keeps of its last iteration."""
 
-    def __init__(self) -> None:
+    def __init__(self, skips: SkipState | None = None) -> None:
+        self.skips = skips  # of all iterations
         self.iterator: weakref.ref[LoaderIterator] | None = None
         self.state: dict[str, Any] | None = None  # where the iteration was left
+        self.indices: Any = None  # of the batch delivered last
 
 
 class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
@@ -67,6 +75,13 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         self._prepare(is_serial=loader.num_workers == 0)
         renew_in_child(self)
+        self._iterations = loader._iterations
+        self._last_iteration = loader._last_iteration
+        self._counted = self._iterations.begin(self, self._timer)
+        self._returns_indices = loader.return_indices
+        self._policy: KeyPolicy | None = None
+        if loader.on_error != "raise":
+            self._policy = KeyPolicy(loader.on_error, loader.skip_limit)
         self._generators = generators_of(loader)
         self._draws_globally = draws_globally(loader)
         self._facts = self._facts_of(loader)
@@ -86,10 +101,10 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             set_states(self._generators, self._generator_states)
         self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
         self._sampler_iter = self._keys_of(resume and resume.main)
+        self._begin_count(resume)
         if resume is not None:
             set_states(self._generators, resume.main["_key_states"] or [])
             self._sampler_iter.load(resume.main, resume.is_finished, self._is_iterable)
-        self._last_iteration = loader._last_iteration
         self._example_seed = (self._base_seed, 0) if loader.seed_examples else None
         if resume is not None:
             self._load(resume)
@@ -103,8 +118,24 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._is_reset = True
         self._facts = self._facts_of(loader)
         self._sampler_iter = self._keys_of(None)
+        self._last_iteration.skips = self._planner.progress.skips
+        self._begin_count(None)
         if self._example_seed is not None:
             self._example_seed = self._example_seed[0], self._example_seed[1] + 1
+
+    def _begin_count(self, resume: Resume | None) -> None:
+        """Begin to count the examples of an epoch, and those that are skipped."""
+        self.epoch = self._iterations.count(None if resume is None else resume.epoch)
+        n_counted = self._timer.examples + self._timer.skipped
+        self._position_before = self._sampler_iter.first[1] - n_counted
+        self._skips: SkipState | None = None
+        policy = self._policy
+        if policy is not None:
+            self._skips = self._last_iteration.skips or SkipState()
+            sampler = drawn_from(self._index_sampler)
+            policy.epoch, policy.size = self.epoch, length_of(sampler) or 0
+            policy.is_batch, policy.rows = self._auto_collation, self._sampler_iter.rows
+            self._stays_in_step = getattr(sampler, "num_replicas", 1) > 1
 
     def _keys_of(self, main: dict[str, Any] | None) -> SamplerKeys:
         iterator, rows = self._sampler_iter, epoch_rows(self._dataset)
@@ -162,24 +193,86 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             if plan.outcome is None:
                 plan = self._fetch(plan)
             before = plans.progress
+            if self._policy is not None:
+                plan = self._decide(plan)
+                if plan.outcome is None:
+                    continue
+                dropped = plan.progress.dropped if plan.n_dropped else ()
+                before = before._replace(skips=plan.progress.skips, dropped=dropped)
             found = self._read(plan, before)
             if found is None:
                 plans.deliver()
                 continue
             plan.progress, batch = found
+            if type(batch) is AllSkipped:
+                if not self._stays_in_step:
+                    self._pass_over()
+                    batch.clear()
+                    continue
+                batch = plan.outcome = batch_of_none(batch, True)
             if plan.progress is not before and self._is_iterable:
                 told = capture(self._compare_length, plan.progress.n_yielded)
                 batch = batch if told is None else told
+            if self._returns_indices and type(batch) is not Failure:
+                batch = batch, self._keys_of_rows(plan, plan.progress, True)
             return batch
 
     def _fetch(self, plan: Plan) -> Plan:
         """Return this first plan, or a plan that has become the first, with its outcome."""
         return self._executor.make(self._planner, plan)
 
+    def _decide(self, plan: Plan) -> Plan:
+        """Have the policy decide about keys that workers could not fetch. Returns the plan, or one
+        in its place that has to be made."""
+        return plan
+
     def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
         """The batch of a plan's outcome, or a `Failure`, and the progress with it; None if it has
         no batch. Calling it again gives the same."""
         raise NotImplementedError
+
+    @property
+    def indices(self) -> Any:
+        """Keys of the batch delivered last; None before it, and for iterable datasets."""
+        plan = self._planner.delivered
+        if plan is None or self._is_iterable or asks_state(plan):
+            return None
+        return self._keys_of_rows(plan, self._planner.progress)
+
+    def _keys_of_rows(self, plan: Plan, progress: Delivered, as_tensor: bool = False) -> Any:
+        rows, dropped = self._sampler_iter.rows, progress.dropped
+        return keys_of(plan, self._auto_collation, rows, dropped, as_tensor)
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The keys that were skipped; see `DataLoader.skipped`."""
+        skips = self._planner.progress.skips
+        return [] if skips is None else [*skips.records.values()]
+
+    # ---- what `fastiter.progress` shows
+
+    @property
+    def current_position(self) -> int:
+        """Examples of this iteration that were delivered or skipped."""
+        timer = self._timer
+        position: int = self._position_before + timer.examples + timer.skipped
+        return position
+
+    @property
+    def _epoch_size(self) -> int | None:
+        """Examples of this iteration, if it is known."""
+        sampler = self._index_sampler
+        is_counted = type(sampler) is BatchSampler or not self._auto_collation
+        if not self._is_iterable and not is_counted:
+            return None
+        n = length_of(self._dataset if self._is_iterable else drawn_from(sampler))
+        if n is not None and getattr(sampler, "drop_last", False):
+            n -= n % sampler.batch_size
+        return n
+
+    @property
+    def is_new_epoch(self) -> bool:
+        return self.current_position == self._epoch_size
 
     def _compare_length(self, n_yielded: int) -> None:
         """Warn, as torch does, of a dataset that gives more examples than its length."""
@@ -220,7 +313,9 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             with contextlib.suppress(Exception):  # not even begun
                 # The program's would wait for ever for the lock of torch's generator, if it is
                 # within a call of that one that a garbage collection has come to here.
+                self._last_iteration.skips = self._planner.progress.skips
                 self._last_iteration.state = self._own_state()
+                self._last_iteration.indices = self.indices
             self.close()
 
     # ---- state
@@ -241,6 +336,12 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             "_example_seed": self._example_seed and list(self._example_seed),
         }
 
+    def _skips_state(self) -> dict[str, Any]:
+        """Entry of a state: number of the iteration, and the examples that were skipped."""
+        skips = self._planner.progress.skips
+        found = {} if skips is None else {"_skipped": skips.saved()}
+        return {"_epoch": self.epoch, **found}
+
     def _fetch_again(self, resume: Resume | None) -> None:
         """Fetch the batches again that were delivered after the datasets' state was taken.
 
@@ -251,16 +352,24 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         """
         if resume is None or not resume.n_more:
             return
+        skips = self._planner.progress.skips
+        if skips is not None:  # they are known already
+            self._put_skips(SkipState())
         n_keys = 0  # of batches alone: a worker at its end is asked in vain, and may be asked again
         for _ in range(resume.n_more):
             next(self)
             n_keys += self._planner.state.size
+        if skips is not None:
+            self._put_skips(skips)
         if n_keys != resume.n_more_keys:
             raise ValueError(
                 f"{resume.n_more} batches since the last snapshot must be fetched again, and had "
                 f"{resume.n_more_keys} keys, but have {n_keys} now: pass the batch_size of the "
                 "loader that has saved the state, or snapshot_every_n_steps=1 where it is saved"
             )
+
+    def _put_skips(self, skips: SkipState) -> None:
+        self._planner.progress = self._planner.progress._replace(skips=skips)
 
     def _load(self, resume: Resume) -> None:
         main = resume.main

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from fastiter.torch._state import drawn_from, state_if_any, states_of
 
 if TYPE_CHECKING:
     from fastiter._fetch.epoch_rows import EpochRows
+    from fastiter._order.plan import Plan
 
 
 class OrderKeys:
@@ -170,6 +172,40 @@ def _named(keys: Any, rows: EpochRows) -> Any:
     return [_named(key, rows) for key in keys]
 
 
+def _numbered(key: Any, rows: EpochRows) -> Any:
+    """The key that has become this one by `_named`."""
+    if isinstance(key, (int, np.integer)):
+        return int(rows.numbers(np.array([key], np.int64))[0])
+    return [_numbered(one, rows) for one in key] if type(key) is list else key
+
+
+def keys_of(
+    plan: Plan,
+    is_batch: bool,
+    rows: EpochRows | None,
+    dropped: tuple[int, ...] = (),
+    as_tensor: bool = False,
+) -> Any:
+    """The keys of a planned batch, in the order of its rows: a list, or without batches one key.
+
+    Those of the rows ``dropped`` are left out. ``as_tensor``: an int64 tensor instead, if they are
+    integers.
+    """
+    if plan.request is not None:
+        keys = [*plan.request.keys] if is_batch else [plan.request.keys]
+    else:
+        assert plan.indices is not None
+        keys = plan.indices.tolist()
+    if rows is not None:
+        keys = [_numbered(key, rows) for key in keys]
+    if dropped and is_batch:
+        keys = [key for row, key in enumerate(keys) if row not in dropped]
+    if as_tensor and all(type(key) is int or isinstance(key, np.integer) for key in keys):
+        with contextlib.suppress(OverflowError):
+            return torch.tensor(keys if is_batch else keys[0], dtype=torch.int64)
+    return keys if is_batch else keys[0]
+
+
 def epoch_rows(dataset: Any) -> EpochRows | None:
     """The present rows of a dataset that has other rows in each epoch: workers may have a copy of
     an earlier epoch."""
@@ -206,7 +242,7 @@ class SamplerKeys:
         main: dict[str, Any] | None = None,
         rows: EpochRows | None = None,
     ) -> None:
-        self._batches, self._generators, self._rows = sampler, generators, rows
+        self._batches, self._generators, self.rows = sampler, generators, rows
         self._former = [generator.get_state() for generator in generators]
         #: of the generators at the first key, if not as at the start
         self.generator_states: list[str] | None = None if main is None else main["_key_states"]
@@ -288,7 +324,7 @@ class SamplerKeys:
         size = len(keys)
         if not self._cuts:
             keys = keys[0]
-        return number, first, size, keys if self._rows is None else _named(keys, self._rows)
+        return number, first, size, keys if self.rows is None else _named(keys, self.rows)
 
     def places(self, first: int, keys: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """For each example of a batch with these keys, which has `first` keys before it: the number
@@ -316,7 +352,7 @@ class SamplerKeys:
     def order_after(self, number: int) -> npt.NDArray[np.int64] | int | None:
         """The order that the keys of all batches after this one are parts of; None if they have to
         be drawn."""
-        if self._rows is not None or number + 1 < self._end[0]:
+        if self.rows is not None or number + 1 < self._end[0]:
             return None
         order: npt.NDArray[np.int64] | int | None = self._source.order
         return order

@@ -8,27 +8,39 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing import context as contexts
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data import _DatasetKind
 
 from fastiter._fetch.dataset_access import row_groups_of
+from fastiter._plan.state import SkipState
 from fastiter._workers.start_method import SAFE
 from fastiter.datasets.arrow_dataset import table_source
 from fastiter.datasets.stream_dataset import StreamDataset
+from fastiter.iterators._skips import DEFAULT_LIMIT, OnError, checked
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import LastIteration, LoaderIterator
 from fastiter.torch._state import (
     Resume,
+    drawn_from,
     draws_globally,
     epoch_of,
     facts_of,
+    length_of,
     load_program_state,
     program_state,
     unbegun_state,
 )
+from fastiter.torch._statistics import Iterations
+
+if TYPE_CHECKING:
+    import os
+
+    from fastiter._plan.state import Skipped
+    from fastiter._stats.iterator_stats import IteratorStats
+    from fastiter._stats.trace import Call, Trace, WorkerTraces
 
 _CONTEXTS = (
     contexts.DefaultContext,
@@ -75,12 +87,25 @@ persistent_workers, pin_memory_device, in_order
         same examples with any number of workers, and after resuming, also with another batch size
         or another number of ranks of torch's `DistributedSampler`. A dataset that fetches
         batches by ``__getitems__`` is called with generators seeded for each batch.
+    on_error : {'raise', 'skip'} or callable, optional
+        Treatment of an example that fails, as in `MultiprocessIterator`: its batch comes without
+        it. ``on_error(key, exception)`` is called by the loop's thread, and returns 'raise', 'skip'
+        or a `Replacement`. Batches of which nothing is left are passed over; with a sampler that
+        has ``num_replicas`` above 1, they are a `SkipLimitError`. Errors of ``collate_fn``,
+        samplers and ``worker_init_fn`` are raised. See `skipped`.
+    skip_limit : int, float or None, optional
+        Most examples that an epoch may skip: a number, or a share of the sampler's keys; more are a
+        `SkipLimitError`.
+    return_indices : bool, optional
+        Whether the loader gives ``(batch, indices)``, for wrappers that read ahead: an int64 tensor
+        on the host, or a list of keys that are no integers; without batches one key. See `indices`.
 
     Raises
     ------
     ValueError, TypeError
-        As torch; or if ``seed_examples`` is set for an `IterableDataset`, whose examples have no
-        place of their own.
+        As torch; or if ``seed_examples``, ``return_indices`` or ``on_error`` is set for an
+        `IterableDataset`, whose examples have no place and no index, or ``skip_limit`` is a share
+        of a sampler without length.
     """
 
     _iterator: Any  # of the loop, where it is kept
@@ -108,6 +133,9 @@ persistent_workers, pin_memory_device, in_order
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
         seed_examples: bool = False,
+        on_error: OnError = "raise",
+        skip_limit: float | None = DEFAULT_LIMIT,
+        return_indices: bool = False,
     ) -> None:
         if isinstance(dataset, StreamDataset):
             raise TypeError(
@@ -147,9 +175,33 @@ persistent_workers, pin_memory_device, in_order
                 "seed_examples=True needs a dataset with __getitem__, not an IterableDataset: seed "
                 "the generators in its __iter__"
             )
+        self.on_error, self.skip_limit = checked(on_error, skip_limit)
+        if on_error != "raise":
+            self._check_skips(isinstance(dataset, torch.utils.data.IterableDataset))
+        self.return_indices = return_indices
+        if return_indices and isinstance(dataset, torch.utils.data.IterableDataset):
+            raise ValueError(
+                "return_indices=True needs a dataset with __getitem__: the examples of an "
+                "IterableDataset have no index"
+            )
         self._loaded: Resume | None = None
         self._loaded_state: dict[str, Any] | None = None  # the same, as it was given
         self._last_iteration = LastIteration()
+
+    def _check_skips(self, is_iterable: bool) -> None:
+        if is_iterable:
+            raise ValueError(
+                f"on_error={self.on_error!r} needs a dataset with __getitem__: an IterableDataset "
+                "cannot go on after an exception. A fastiter.datasets.StreamDataset in a "
+                "MultiprocessIterator leaves out the rest of a shard that fails"
+            )
+        sampler = drawn_from(self._index_sampler)
+        if isinstance(self.skip_limit, float) and length_of(sampler) is None:
+            raise ValueError(
+                f"skip_limit={self.skip_limit} is a share of an epoch, but the sampler "
+                f"{type(sampler).__name__} has no length: pass a number of examples (an int), or "
+                "None for no limit"
+            )
 
     @property
     def multiprocessing_context(self) -> Any:
@@ -165,9 +217,13 @@ persistent_workers, pin_memory_device, in_order
         if is_safe:
             _torch_context.__set__(self, None)
 
+    @functools.cached_property
+    def _iterations(self) -> Iterations:
+        return Iterations(self)
+
     def _get_iterator(self) -> Any:
         """Make an iterator. A subclass may put it into one of its own."""
-        self._last_iteration = LastIteration()
+        self._last_iteration = LastIteration(self._skips())
         if not self._has_state():
             return super()._get_iterator()
         if self.num_workers == 0:
@@ -197,6 +253,10 @@ persistent_workers, pin_memory_device, in_order
     def _own_iterator(self) -> LoaderIterator | None:
         """The one of the last iteration, if it lives."""
         return None if self._last_iteration.iterator is None else self._last_iteration.iterator()
+
+    def _skips(self) -> SkipState | None:
+        own = self._own_iterator()
+        return self._last_iteration.skips if own is None else own._planner.progress.skips
 
     def __iter__(self) -> Any:
         iterator: Any = self._iterator
@@ -248,6 +308,50 @@ persistent_workers, pin_memory_device, in_order
         Resume.of(state).check()
         return state
 
+    @property
+    def indices(self) -> Any:
+        """Keys of the batch delivered last, in the order of its rows.
+
+        A list, or with ``batch_size=None`` one key; None before the first batch of an iteration,
+        and for an `IterableDataset`. The iterator has it, too.
+        """
+        own = self._own_iterator()
+        return self._last_iteration.indices if own is None else own.indices
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Keys whose examples were skipped, with ``on_error``: one `Skipped` for each, at most
+        10,000, in the order in which they were skipped first, of all iterations.
+
+        Its ``index`` is the key, or its `repr` where that is no int; ``epoch`` the number of the
+        iteration, from 0. States hold them.
+        """
+        skips = self._skips()
+        return [] if skips is None else [*skips.records.values()]
+
+    def stats(self) -> IteratorStats:
+        """Return statistics of all iterations: their work, and the time that loops waited for it.
+
+        As `MultiprocessIterator.stats`; ``change`` and ``advice`` name this loader's arguments:
+        ``DataLoader(**{**arguments, **stats.change})``. Settings are those of the last iteration.
+        Does not block, and may be called in any state, from any thread. Batches that torch's own
+        workers make (``multiprocessing_context`` of another class) do not count.
+        """
+        return self._iterations.stats()
+
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
+        """Record what loops and workers do during a ``with`` block, also in iterations that begin
+        within it; see `MultiprocessIterator.trace`."""
+        from fastiter._stats.trace import Trace
+
+        return Trace(self, path)
+
+    def _start_trace(self, note: Callable[[Call], None]) -> None:
+        self._iterations.start_trace(note)
+
+    def _stop_trace(self) -> WorkerTraces:
+        return self._iterations.stop_trace()
+
     def _facts(self) -> dict[str, Any]:
         is_iterable = self._dataset_kind == _DatasetKind.Iterable
         return facts_of(self._index_sampler, self.dataset, is_iterable)
@@ -255,7 +359,9 @@ persistent_workers, pin_memory_device, in_order
     def __getstate__(self) -> dict[str, Any]:
         """The attributes of a copy, which begins anew, or where a state was loaded. As of torch's
         class, which has no copies once there are persistent workers."""
-        return {**self.__dict__, "_last_iteration": LastIteration()}
+        state = {**self.__dict__, "_last_iteration": LastIteration()}
+        state.pop("_iterations", None)
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Have the next iteration begin after the batch at which `state_dict` was called.
@@ -276,8 +382,9 @@ persistent_workers, pin_memory_device, in_order
             As `state_dict`.
         """
         self._require_state()
+        skips = SkipState.loaded((state_dict or {}).get("_skipped"), takes_texts=True)
         self._iterator = None
-        self._last_iteration = LastIteration()
+        self._last_iteration = LastIteration(skips)
         self._loaded = self._loaded_state = None
         if not state_dict:
             return

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from fastiter._order.plan import Plan
 from fastiter._order.turn_plans import TurnPlanQueue
-from fastiter.torch._seeds import seeds_of
+from fastiter.torch._examples import seeds_of
 from fastiter.torch._worker import Request
 
 if TYPE_CHECKING:
+    from fastiter._plan.state import SkipState
     from fastiter.torch._keys import SamplerKeys
 
 _ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
@@ -46,23 +47,27 @@ class Delivered(NamedTuple):
     states: tuple[dict[str, Any], ...]  #: of the workers
     is_active: tuple[bool, ...]  #: for each worker, whether its dataset goes on
     snapshot: dict[str, Any]  #: the last one that was saved with a batch
-    n_more_keys: int = 0  #: of the batches delivered after it
+    skips: SkipState | None = None  #: where examples may be skipped
+    dropped: tuple[int, ...] = ()  #: rows of the last batch that were skipped
+    n_more_keys: int = 0  #: of the batches delivered after the snapshot
 
 
 class Plans(TurnPlanQueue):
     """Plans one batch for each of the sampler's keys, and assigns it to the next active worker; if
     not `in_order`, to the one of them that has the fewest to make.
 
-    `rows` is the most examples in a batch from columns, 0 if there are no such batches.
+    `rows` is the most examples in a batch from columns, 0 if there are no such batches. Unless
+    `is_batched`, a batch is the example of one key.
     """
 
     progress: Delivered
     state: Planned
     planned: Planned
 
-    def __init__(self, n_workers: int, rows: int, in_order: bool) -> None:
+    def __init__(self, n_workers: int, rows: int, in_order: bool, is_batched: bool) -> None:
         super().__init__(Planned(), n_workers, rows)
         self.in_order = in_order
+        self.is_batched = is_batched
         self.has_columns = False  # whether the rows of a batch are known to fit into columns
         self.n_schemas = min(1, rows)  # times that columns were wanted
         self.epoch = 0
@@ -125,7 +130,10 @@ class Plans(TurnPlanQueue):
             keys, self.epoch, made, self.wants_state, asks_schema, self.shared_seed, seeds
         )
         state = state._replace(n_schemas=self.n_schemas)
-        return Plan(np.array([number], np.int64), state, None, request, worker, number=number)
+        n = len(keys) if self.is_batched else 1
+        return Plan(
+            np.array([number], np.int64), state, None, request, worker, number=number, n_valid=n
+        )
 
     def ask_schema(self) -> None:
         """Have the worker of the next batch report columns into which the rows would fit."""
@@ -170,10 +178,13 @@ class Plans(TurnPlanQueue):
         return [
             plan
             for plan in self.plans
-            if plan is not delivered
-            and plan.indices is not None
-            and (plan.request is None or plan.request.number >= 0)
+            if plan is not delivered and plan.indices is not None and not asks_state(plan)
         ]
+
+
+def asks_state(plan: Plan) -> bool:
+    """Whether a plan asks a worker for its first state alone."""
+    return plan.request is not None and plan.request.number < 0
 
 
 def index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:

@@ -199,13 +199,14 @@ def facts_of(sampler: Any, dataset: Any, is_iterable: bool) -> dict[str, Any]:
     named = {name: given[name] for name in names if type(given.get(name)) in (bool, int)}
     return {
         "sampler": f"{module}.{type(inner).__qualname__}",
-        "len(dataset)": None if is_iterable else _length(dataset),
+        "len(dataset)": None if is_iterable else length_of(dataset),
         **{f"sampler.{name}": value for name, value in named.items()},
-        "len(sampler)": _length(inner),
+        "len(sampler)": length_of(inner),
     }
 
 
-def _length(value: Any) -> int | None:
+def length_of(value: Any) -> int | None:
+    """The length of an object, if it has one."""
     try:
         return len(value)
     except Exception:
@@ -233,6 +234,7 @@ class Resume(NamedTuple):
     n_more_keys: int  #: in these
     is_finished: bool
     facts: dict[str, Any]  #: result of `facts_of`
+    epoch: int = 0  #: number of the iteration
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Resume:
@@ -246,10 +248,13 @@ class Resume(NamedTuple):
         try:
             _ = state["_rank"], state["_global_state"]
             is_finished, facts = state["_iterator_finished"], state["_facts"]
+            epoch = int(state.get("_epoch", 0))
             if "_snapshot" not in state:
                 worker = {key: state[key] for key in ("fetcher_state", "dataset_state")}
                 _ = state["_keys_yielded"]
-                return cls(state["_num_yielded"], state, [worker], 0, 0, 0, 0, is_finished, facts)
+                return cls(
+                    state["_num_yielded"], state, [worker], 0, 0, 0, 0, is_finished, facts, epoch
+                )
             snapshot = state["_snapshot"]
             main = snapshot["_main_snapshot"]
             n_workers, _ = main["_num_workers"], main["_keys_yielded"]
@@ -264,6 +269,7 @@ class Resume(NamedTuple):
                 state["_keys_since_snapshot"],
                 is_finished,
                 facts,
+                epoch,
             )
         except (KeyError, TypeError) as error:
             raise ValueError(

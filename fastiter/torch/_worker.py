@@ -16,11 +16,11 @@ from torch.utils.data import IterDataPipe, _DatasetKind, default_collate
 from torch.utils.data.graph_settings import apply_random_seed
 
 from fastiter._ring.schema import Schema
-from fastiter._util.failures import known_class
+from fastiter._util.failures import dump, known_class, never_skipped
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
 from fastiter.torch._collate import collate, collate_in_place, schema_for, use_own_stack
-from fastiter.torch._seeds import Seeded
+from fastiter.torch._examples import Seeded, examples_of
 from fastiter.torch._state import begin_fetching, lack_of, state_of
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ class Reply(NamedTuple):
     state: dict[str, Any] | None = None
     is_end: bool = False
     schema: Schema | None = None
+    n_rows: int | None = None  #: of a batch with fewer examples than keys
+    #: place and `dump` of the keys that have failed, where a policy decides about them
+    failures: tuple[tuple[int, Any], ...] = ()
 
 
 class LoaderJob(BatchJob):
@@ -62,6 +65,8 @@ class LoaderJob(BatchJob):
     states : list of dict or None
         State from which each worker begins the epoch, and number of keys that it covers.
     seed_examples : whether random numbers belong to the examples.
+    tolerates : None; 'skip': batches are made without the keys that fail; 'ask': where keys fail,
+        the others' examples go to the parent.
     """
 
     learns_columns = False
@@ -82,6 +87,7 @@ class LoaderJob(BatchJob):
         rows: int,
         states: list[tuple[dict[str, Any], int] | None],
         seed_examples: bool,
+        tolerates: str | None,
     ) -> None:
         super().__init__(dataset, batch_converter, init_fn, None)
         self.kind = kind
@@ -92,6 +98,7 @@ class LoaderJob(BatchJob):
         self.rows = rows
         self.states = states
         self.seed_examples = seed_examples
+        self.tolerates = tolerates
 
     @property
     def names(self) -> dict[str, Any]:
@@ -127,7 +134,10 @@ class _Broken:
         return 0
 
     def __getitem__(self, index: int) -> None:
-        self._error.reraise()
+        try:
+            self._error.reraise()
+        except Exception as error:
+            raise never_skipped(error)  # noqa: B904  # the same one
 
 
 def _unchanged(examples: Any) -> Any:
@@ -151,6 +161,8 @@ class _WholeBatchMaker:
         )
         self._finds_misfits = is_default
         self._wants_schema = False
+        self._n_rows: int | None = None
+        self._failures: tuple[tuple[int, Any], ...] = ()
         self._fetcher: Any = None
         seed = job.base_seed + number
         random.seed(seed)
@@ -213,6 +225,9 @@ class _WholeBatchMaker:
             self._fetcher.dataset = Seeded(self._dataset)
 
     def _collate(self, examples: Any) -> Any:
+        is_stream = self._job.kind == _DatasetKind.Iterable and self._job.auto_collation
+        if is_stream and len(examples) < len(self._keys):  # the last ones
+            self._n_rows = len(examples)
         if self._wants_schema:
             self._schema = schema_for(self._job.batch_converter, examples, self._job.rows)
         if self._finds_misfits:
@@ -224,7 +239,7 @@ class _WholeBatchMaker:
         self._keys, self._wants_schema = request.keys, request.wants_schema
         if request.seeds is not None:
             self._fetcher.dataset.begin(request.seeds)
-        self._schema = None
+        self._schema, self._n_rows, self._failures = None, None, ()
         try:
             if is_iterable and self._n_made > request.number:
                 # An interrupt in the main process has lost what was made.
@@ -234,7 +249,10 @@ class _WholeBatchMaker:
             while is_iterable and self._n_made < request.number:  # delivered before
                 next(self._fetcher.dataset_iter)
                 self._n_made += 1
-            batch = self._collate(self._fetcher.fetch(request.keys))
+            if self._job.tolerates is None:
+                batch = self._collate(self._fetcher.fetch(request.keys))
+            else:
+                batch = self._tolerant(request)
         except StopIteration:
             if not is_iterable:
                 raise
@@ -242,10 +260,27 @@ class _WholeBatchMaker:
             return Reply(None, self._state(), True)
         finally:
             self._n_made += len(request.keys) if self._job.auto_collation else 1
-        if request.wants_state or request.wants_schema or isinstance(batch, Reply):
+        is_plain = self._n_rows is None and not self._failures and not isinstance(batch, Reply)
+        if request.wants_state or request.wants_schema or not is_plain:
             state = self._state() if request.wants_state else None
-            return Reply(batch, state, False, self._schema)
+            return Reply(batch, state, False, self._schema, self._n_rows, self._failures)
         return batch
+
+    def _tolerant(self, request: Request) -> Any:
+        """The batch of the keys that do not fail; or their examples, if others do."""
+        is_batch = self._job.auto_collation
+        keys = request.keys if is_batch else [request.keys]
+        examples, failed = examples_of(self._fetcher.dataset, keys, request.seeds)
+        if not failed:
+            return self._collate(examples if is_batch else examples[0])
+        self._failures = tuple((place, dump(error)) for place, error in failed)
+        if self._job.tolerates == "ask" or not examples:
+            return examples
+        self._keys = [key for place, key in enumerate(keys) if place not in dict(failed)]
+        try:
+            return self._collate(examples)
+        except Exception as error:
+            return self._wrapped(error)
 
     def _state(self) -> dict[str, Any]:
         return state_of(self._number, self._job.kind, self._fetcher, self._dataset)

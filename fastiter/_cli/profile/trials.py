@@ -17,6 +17,7 @@ from fastiter._cli.profile import dataset_cost
 from fastiter._cli.profile.loading import RAISED
 from fastiter._stats.trace import Trace
 from fastiter._util.failures import summary_of
+from fastiter.interop._wrapped import map_leaves
 
 Kind = Literal["serial", "threads", "processes", "torch", "fastiter"]  # the last two: DataLoader
 ENOUGH_GAIN = 1.05  # what more workers have to bring
@@ -196,17 +197,14 @@ def _warm_up(
 def _consume(subject: Subject, batch: Any) -> None:
     """The least that a training loop does: it reads a converted batch, and takes its time."""
     if subject.converter is not None:
-        _read(batch)
+        map_leaves(_read, batch)
     elif len(batch) != subject.batch_size:
         raise ValueError(f"a batch has {len(batch)} examples, not {subject.batch_size}")
     if subject.step:
         time.sleep(subject.step)
 
 
-def _read(batch: Any) -> None:
+def _read(value: Any) -> None:
     """Read a byte of each page."""
-    if isinstance(batch, np.ndarray) and batch.flags.c_contiguous:
-        batch.reshape(-1).view(np.uint8)[::_PAGE].max(initial=0)
-    elif isinstance(batch, (tuple, list, dict)):
-        for part in batch.values() if isinstance(batch, dict) else batch:
-            _read(part)
+    if isinstance(value, np.ndarray) and value.flags.c_contiguous:
+        value.reshape(-1).view(np.uint8)[::_PAGE].max(initial=0)

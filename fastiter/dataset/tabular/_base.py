@@ -205,9 +205,7 @@ class View(TabularDataset):
     def mode(self) -> Mode:
         return self._MODE or self._dataset.mode
 
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
+    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         return self._dataset.get_examples(indices, key_indices)
 
     def convert(self, data: Any) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from fastiter._fetch.dataset_access import Columns
-from fastiter.dataset.tabular._base import TabularDataset, View
+from fastiter._fetch.dataset_access import Columns, columns_of
+from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
 
 __all__ = ["DelegateDataset"]
 
 
-class DelegateDataset(View):
+class DelegateDataset(TabularDataset):
     """Has the columns of ``dataset``, which a subclass makes in its constructor.
 
     `convert` is that of `TabularDataset`, not that of ``dataset``, a `TabularDataset`.
@@ -33,14 +34,23 @@ class DelegateDataset(View):
     def __init__(self, dataset: TabularDataset) -> None:
         self.dataset = dataset
 
-    @property
-    def _dataset(self) -> TabularDataset:  # type: ignore[override]
-        return self.dataset
+    def __len__(self) -> int:
+        return len(self.dataset)
 
-    def convert(self, data: Any) -> Any:
-        return TabularDataset.convert(self, data)
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.dataset.keys
+
+    @property
+    def mode(self) -> Mode:
+        return self.dataset.mode
+
+    def get_examples(
+        self, indices: Rows, key_indices: tuple[int, ...] | None
+    ) -> tuple[Sequence[Any], ...]:
+        return self.dataset.get_examples(indices, key_indices)
 
     def __fastiter_columns__(self) -> Columns | None:
-        columns = super().__fastiter_columns__()
+        columns = columns_of(self.dataset)
         # A reader that keeps the columns checks whether the public attribute has changed.
         return columns and columns._replace(delegates=((self, self.dataset), *columns.delegates))

@@ -1,0 +1,256 @@
+"""``run``: runs a program with fastiter's workers in the place of torch's; reports on its loaders.
+
+The program's `__main__`, arguments and exit are those of ``python SCRIPT``. Nothing here imports
+torch: the patch comes right after the program's own first import of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import builtins
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import sys
+import types
+from collections.abc import Callable
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any
+
+_TORCH = "torch"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "python -m fastiter run [--compare] [--report FILE] (SCRIPT | -m MODULE) [ARGS]"
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="have fastiter and torch make the batches of every second loop each, and compare them",
+    )
+    parser.add_argument(
+        "--report", metavar="FILE", help="write the figures as JSON; {rank} stands for the rank"
+    )
+    rest = argparse.REMAINDER
+    parser.add_argument("-m", dest="module", metavar="MODULE", nargs=rest, help="run a module")
+    parser.add_argument(
+        "script", metavar="SCRIPT", nargs=rest, help="the program and its arguments"
+    )
+    parser.set_defaults(is_program=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the program. What it raises comes out, with the program's own traceback."""
+    command = options.module if options.module is not None else options.script
+    if not command:
+        print("python -m fastiter run: expected a SCRIPT or -m MODULE", file=sys.stderr)
+        return 2
+    try:
+        code, facts = (_module if options.module is not None else _script)(command[0])
+    except (OSError, ImportError) as error:
+        print(f"python -m fastiter run: {error}", file=sys.stderr)
+        return 2
+    sys.argv[:] = [facts["__file__"] if options.module is not None else command[0], *command[1:]]
+    main = types.ModuleType("__main__")
+    if "__annotations__" in vars(sys.modules["__main__"]):  # by the interpreter, up to 3.13
+        facts["__annotations__"] = {}
+    vars(main).update(facts)
+    sys.modules["__main__"] = main
+    report = _Report(options)
+    _patch_with_torch(report.patched)
+    spawn.get_preparation_data = _prepared
+    try:
+        exec(code(), vars(main))
+    except BaseException as error:
+        report.status = _status_of(error)
+        sys.excepthook = _Hook(sys.excepthook, error, vars(main))
+        raise
+    return 0
+
+
+# ---- the program ---------------------------------------------------------------------------------
+
+
+def _script(name: str) -> tuple[Callable[[], types.CodeType], dict[str, Any]]:
+    """The code of a script, to be compiled, and the names that its module begins with."""
+    file = os.path.abspath(name)
+    with io.open_code(file) as lines:
+        source = lines.read()
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(file))
+    return lambda: compile(source, file, "exec", dont_inherit=True), {
+        "__file__": file,
+        "__cached__": None,
+        "__loader__": importlib.machinery.SourceFileLoader("__main__", file),
+        "__package__": None,
+        "__spec__": None,
+        "__builtins__": builtins,
+    }
+
+
+def _module(name: str) -> tuple[Callable[[], types.CodeType], dict[str, Any]]:
+    """The same of a module, or of the ``__main__`` of a package."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = importlib.util.find_spec(name)
+    loader: Any = None if spec is None else spec.loader
+    code = None if loader is None else loader.get_code(name)
+    if spec is None or code is None:
+        raise ImportError(f"there is no module {name!r} to run")
+    facts = {
+        "__file__": spec.origin,
+        "__cached__": spec.cached,
+        "__loader__": loader,
+        "__package__": spec.parent,
+        "__spec__": spec,
+        "__builtins__": builtins,
+    }
+    return lambda: code, facts
+
+
+def _status_of(error: BaseException) -> int:
+    """The exit status of a program that ends with this exception."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1
+
+
+class _Hook:
+    """Prints the exception of the program by the program's own hook, without the frames by which it
+    was run."""
+
+    def __init__(self, hook: Any, error: BaseException, names: dict[str, Any]) -> None:
+        self._hook, self._error, self._names = hook, error, names
+
+    def __call__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is self._error:
+            while trace is not None and trace.tb_frame.f_globals is not self._names:
+                trace = trace.tb_next
+            error.__traceback__ = trace  # None: it does not compile
+        self._hook(kind, error, trace)
+
+
+# ---- the patch -----------------------------------------------------------------------------------
+
+
+def _patch_with_torch(patched: Callable[[], None]) -> None:
+    """Call ``patched`` when torch is imported; at once if it is."""
+    if _TORCH in sys.modules:
+        patched()
+    else:
+        sys.meta_path.insert(0, _Finder(patched))
+
+
+class _Finder:
+    """Finds torch as the others do, and calls a function when it has been imported."""
+
+    def __init__(self, imported: Callable[[], None]) -> None:
+        self._imported = imported
+        self._is_asked = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != _TORCH or self._is_asked:
+            return None
+        self._is_asked = True
+        try:
+            spec: Any = importlib.util.find_spec(name)
+        finally:
+            self._is_asked = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._loaded)
+        return spec
+
+    def _loaded(self) -> None:
+        sys.meta_path.remove(self)
+        self._imported()
+
+
+class _Loader:
+    """Loads a module as another loader does, and then calls a function."""
+
+    def __init__(self, loader: Any, imported: Callable[[], None]) -> None:
+        self._loader, self._imported = loader, imported
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._imported()
+
+
+def _patch_here() -> None:
+    """In a process that the program has started: the patch, and no report."""
+    importlib.import_module("fastiter.torch").patch()
+
+
+class _Name(str):
+    """The name of a process, which patches torch where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _named_in_child, (str(self),)
+
+
+def _named_in_child(name: str) -> str:
+    _patch_with_torch(_patch_here)
+    spawn.get_preparation_data = _prepared
+    return name
+
+
+_preparation_data = spawn.get_preparation_data
+
+
+def _prepared(name: str) -> dict[str, Any]:
+    """Preparation data of a process that multiprocessing starts, with the patch."""
+    data = _preparation_data(name)
+    return {**data, "name": _Name(name)}
+
+
+# ---- the report ----------------------------------------------------------------------------------
+
+
+class _Report:
+    """Reports at exit, in the program's own process."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._pid = os.getpid()
+        self._patch: Any = None
+        self.status = 0
+        atexit.register(self.give)
+
+    def patched(self) -> None:
+        self._patch = importlib.import_module("fastiter.torch._patch").Patch(
+            {}, self._options.compare
+        )
+
+    def give(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        rank = os.environ.get("RANK", "0")
+        if rank == "0":
+            print(self._text(), file=sys.stderr, flush=True)
+        file = self._options.report
+        if file is not None and (rank == "0" or "{rank}" in file):
+            found = {"loaders": []} if self._patch is None else self._patch.as_dict()
+            text = json.dumps({**found, "exit_status": self.status}, indent=1)
+            Path(file.replace("{rank}", rank)).write_text(text + "\n")
+
+    def _text(self) -> str:
+        if self._patch is None:
+            return "fastiter: 0 loaders, the program has not imported torch"
+        text: str = self._patch.report()
+        return text

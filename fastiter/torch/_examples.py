@@ -1,0 +1,149 @@
+"""Examples of a batch: those that can be fetched, and random numbers that belong to each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastiter._fetch.seeded import SeededExamples
+from fastiter._order.permutation import example_seeds
+from fastiter._plan.state import SkipState
+from fastiter._util.failures import Failure, is_skippable
+from fastiter.iterators._skips import SkipPolicy
+from fastiter.torch._keys import keys_of
+
+if TYPE_CHECKING:
+    from fastiter._order.plan import Plan
+
+
+class KeyPolicy(SkipPolicy):
+    """Decides about keys of the sampler that fail: ``on_error`` and ``skip_limit``.
+
+    ``epoch`` is the number of the iteration, ``size`` the keys of its sampler; ``is_batch`` says
+    whether a batch has several keys, ``rows`` are those of the dataset's epoch, or None.
+    """
+
+    _NUMBER, _OWNER = "key", "loader"
+    epoch = size = 0
+    is_batch = True
+    rows: Any = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether a callable decides."""
+        return callable(self._on_error)
+
+    @property
+    def mode(self) -> str:
+        """Treatment of the rest of a batch by a worker; see `LoaderJob`."""
+        return "ask" if self.asks else "skip"
+
+    def resolve(self, plan: Plan, failures: Sequence[Failure]) -> dict[int, Any] | Failure:
+        """As `decide`, for batches whose rows the workers share; what was to be made as a whole,
+        and has failed as a whole, is not skipped."""
+        return failures[0] if plan.request is not None else self.decide(plan, failures)
+
+    def decide(self, plan: Plan, failures: Sequence[Failure]) -> dict[int, Any] | Failure:
+        """Decide about the failed rows of a batch; see `SkipPolicy.resolve`."""
+        rows = [failure.row for failure in failures]
+        decided = super().resolve(plan, failures)
+        replaced = () if isinstance(decided, Failure) else decided
+        dropped = tuple(row for row in rows if row not in replaced)
+        plan.progress = plan.progress._replace(dropped=dropped)
+        return decided
+
+    def _size(self, plan: Plan) -> int:
+        return self.size
+
+    def _place(self, plan: Plan, row: int) -> tuple[Any, int]:
+        keys = keys_of(plan, self.is_batch, self.rows)
+        return keys[row] if self.is_batch else keys, self.epoch
+
+    def _before(self, plan: Plan) -> SkipState:
+        return plan.progress.skips or SkipState()
+
+    def _put(self, plan: Plan, skips: SkipState) -> None:
+        plan.progress = plan.progress._replace(skips=skips)
+
+
+def examples_of(
+    dataset: Any, keys: Sequence[Any], seeds: bytes | None
+) -> tuple[list[Any], list[tuple[int, Exception]]]:
+    """Fetch examples as torch's fetcher does, one by one where the call for all fails.
+
+    Returns the examples of the keys that have not failed, and place and exception of each other.
+    """
+    if callable(getattr(dataset, "__getitems__", None)):
+        try:
+            return dataset.__getitems__([*keys]), []
+        except Exception as error:
+            if len(keys) == 1 or not is_skippable(error):
+                return [], [(0, error)]
+        if seeds is not None:
+            dataset.begin(seeds)
+    examples: list[Any] = []
+    failed: list[tuple[int, Exception]] = []
+    for place, key in enumerate(keys):
+        try:
+            if hasattr(type(dataset), "__getitem__"):
+                examples.append(dataset[key])
+            else:
+                examples.append(dataset.__getitems__([key])[0])
+        except Exception as error:
+            failed.append((place, error))
+    return examples, failed
+
+
+def merged(examples: Sequence[Any], failures: Sequence[int], replaced: dict[int, Any]) -> list[Any]:
+    """The examples of a batch in their order: those that have not failed, and replacements."""
+    found, rest = [], iter(examples)
+    for row in range(len(examples) + len(failures)):
+        if row in replaced:
+            found.append(replaced[row])
+        elif row not in failures:
+            found.append(next(rest))
+    return found
+
+
+def decided(
+    policy: KeyPolicy, plan: Plan, failures: Sequence[Failure], examples: Sequence[Any]
+) -> list[Any] | Failure:
+    """The examples that are left of a batch, or its failure."""
+    rows = [failure.row for failure in failures]
+    replaced = policy.decide(plan, failures)
+    return replaced if isinstance(replaced, Failure) else merged(examples, rows, replaced)
+
+
+def seeds_of(
+    example_seed: tuple[int, int], places: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+) -> bytes:
+    """The seeds of a batch's examples, by seed and number of the epoch, and their places."""
+    return example_seeds(example_seed, *places).tobytes()
+
+
+class Seeded(SeededExamples):
+    """A dataset that is called with generators seeded by the place of the example.
+
+    A dataset with ``__getitems__``, which fetches a batch in one call, is called with generators
+    seeded by the batch.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset, next_seed=self._next_of_batch)
+        self._seeds: Iterator[int] = iter(())
+        if callable(getattr(dataset, "__getitems__", None)):
+            self.__getitems__ = self._getitems
+
+    def begin(self, seeds: bytes) -> None:
+        """Go to the first example of a batch."""
+        self._seeds = iter(memoryview(seeds).cast("Q"))
+
+    def _next_of_batch(self) -> int:
+        return next(self._seeds)
+
+    def _getitems(self, keys: list[Any]) -> Any:
+        self._seeding(self.next_seed())
+        return self.dataset.__getitems__(keys)

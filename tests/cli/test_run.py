@@ -1,0 +1,223 @@
+"""``python -m fastiter run``: programs as they are, with fastiter's workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+PROGRAM = """
+import os, sys
+early = "torch" in sys.modules
+os.environ["SET_BEFORE_TORCH"] = "1"
+import torch
+from torch.utils.data import DataLoader
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        return index
+
+def rows(loader):
+    return [batch.tolist() for batch in loader]
+
+def workers_of(loader):
+    names = [kind.__module__ for kind in type(iter(loader)).__mro__]
+    return "fastiter" if any(name.startswith("fastiter") for name in names) else "torch"
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Any:
+    """``program(lines, *arguments)`` runs a script of these lines under ``run``."""
+
+    def run(lines: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "script.py"
+        script.write_text(PROGRAM + textwrap.dedent(lines))
+        return finished(
+            tmp_path, *RUN, *options.pop("before", ()), "script.py", *arguments, **options
+        )
+
+    return run
+
+
+RUN = (sys.executable, "-m", "fastiter", "run")
+
+
+def finished(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100
+    )
+
+
+FACTS = """
+import sys
+print(__name__, __file__, __package__, __spec__ and __spec__.name, __builtins__.__name__)
+print(sys.argv, sys.path[0], "torch" in sys.modules, sys.modules["__main__"].__dict__ is globals())
+print(sorted(set(globals()) - {"sys"}))
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_the_program_sees_what_python_gives(tmp_path, as_module):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").touch()
+    (tmp_path / "package/tool.py").write_text(FACTS)
+    name = ("-m", "package.tool") if as_module else ("package/tool.py",)
+    arguments = (*name, "--help", "-m", "--compare", "x y")
+    plain = finished(tmp_path, sys.executable, *arguments)
+    ours = finished(tmp_path, *RUN, *arguments)
+    assert plain.stdout == ours.stdout
+    assert (plain.returncode, ours.returncode) == (0, 0)
+    assert ours.stderr == "fastiter: 0 loaders, the program has not imported torch\n"
+
+
+def test_loaders_have_fastiters_workers(program):
+    found = program("""
+        assert not early
+        print(workers_of(DataLoader(Numbers(), 8, num_workers=1)), rows(DataLoader(Numbers(), 12)))
+    """)
+    assert found.stdout == f"fastiter {[[*range(12)], [*range(12, 24)]]}\n"
+    first, *places = found.stderr.splitlines()
+    assert first == "fastiter: 2 loaders, 0 of them left to torch"
+    assert "script.py:22  DataLoader, 2 made: 2 epochs" in places[0]
+
+
+ENDS = {
+    "an exception": ("def f():\n    1 / 0\nf()\n", 1),
+    "a status": ("sys.exit(3)\n", 3),
+    "a text": ("sys.exit('a text')\n", 1),
+    "an interrupt": ("raise KeyboardInterrupt\n", -signal.SIGINT),
+    "a signal": ("os.kill(os.getpid(), 15)\n", -signal.SIGTERM),
+    "its own hook": ("sys.excepthook = lambda *e: print('mine', e[1])\nraise KeyError(1)\n", 1),
+    "a cause": ("try:\n    {}[1]\nexcept KeyError as e:\n    raise ValueError('v') from e\n", 1),
+    "what does not compile": ("def\n", 1),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_it_ends_as_the_program_ends(program, tmp_path, end):
+    lines, status = ENDS[end]
+    ours = program(lines)
+    plain = finished(tmp_path, sys.executable, "script.py")
+    assert ours.returncode == plain.returncode == status
+    assert ours.stdout == plain.stdout
+    text, mark, _ = ours.stderr.partition("fastiter: 0 loaders")
+    assert text == plain.stderr
+    assert bool(mark) == (end != "a signal")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_of_the_program_have_the_class_and_give_no_report(program, method):
+    found = program(f"""
+        import multiprocessing
+
+        def tell(queue):
+            queue.put((workers_of(DataLoader(Numbers())), __name__))
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context({method!r})
+            queue = context.Queue()
+            process = context.Process(target=tell, args=(queue,), name="a process")
+            process.start()
+            print(*queue.get())
+            process.join()
+            loader = DataLoader(Numbers(), 12, num_workers=1, multiprocessing_context={method!r})
+            print(rows(loader), process.name, process.exitcode)
+    """)
+    main = "__main__" if method == "fork" else "__mp_main__"
+    assert found.stdout.splitlines() == [
+        f"fastiter {main}",
+        f"{[[*range(12)], [*range(12, 24)]]} a process 0",
+    ]
+    assert found.stderr.count("fastiter: ") == 1
+
+
+def test_other_programs_have_torchs_class(program):
+    found = program("""
+        import subprocess
+        code = "from torch.utils.data import DataLoader; print(DataLoader.__module__)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+    """)
+    assert found.stdout == "torch.utils.data.dataloader\n"
+
+
+def test_the_figures_as_a_file(program, tmp_path):
+    found = program(
+        """
+        class Own(DataLoader):
+            def _get_iterator(self):
+                return super()._get_iterator()
+        for _ in range(2):
+            rows(loaders[0]) if (loaders := [DataLoader(Numbers(), 6, num_workers=1)]) else None
+        rows(Own(Numbers()))
+        sys.exit(4)
+        """,
+        *("--report", "mine.json"),
+        before=("--report", "{rank}.json"),
+        RANK="1",
+    )
+    assert (found.returncode, found.stderr) == (4, "")
+    assert [path.name for path in tmp_path.glob("*.json")] == ["1.json"]
+    report = json.loads((tmp_path / "1.json").read_text())
+    assert report["exit_status"] == 4
+    first, second, own = report["loaders"]
+    for each in (first, second):
+        assert 0 < each.pop("wait_seconds") <= each.pop("seconds")
+        where = {"file": str(tmp_path / "script.py"), "line": first["line"]}
+        settings = {"class": "DataLoader", "batch_size": 6, "num_workers": 1}
+        counts = {"epochs": 1, "batches": 4}
+        assert each == {**where, **settings, **counts, "left_to_torch": None, "compare": None}
+    assert (own["class"], own["epochs"], own["batches"]) == ("Own", 1, 24)
+    assert own["left_to_torch"] == "Own overrides _get_iterator"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_compared_classes_take_turns(program, tmp_path, persistent):
+    lines = f"""
+        torch.manual_seed(1)
+        loader = DataLoader(
+            Numbers(), 5, shuffle=True, num_workers=2, persistent_workers={persistent}
+        )
+        for _ in range(4):
+            print(workers_of(DataLoader(Numbers())), rows(loader))
+        rows(DataLoader(Numbers()))
+    """
+    found = program(lines, before=("--compare", "--report", "r.json"))
+    plain = finished(tmp_path, sys.executable, "script.py")
+    if not persistent:
+        assert found.stdout == plain.stdout.replace("torch", "fastiter")
+    loader, *_, single = json.loads((tmp_path / "r.json").read_text())["loaders"]
+    both = loader["compare"]
+    for name in ("fastiter", "torch"):
+        assert (both[name]["epochs"], both[name]["batches"]) == (2, 10)
+        assert 0 < both[name]["wait_seconds"] <= both[name]["seconds"]
+    rates = [both[name]["batches"] / both[name]["seconds"] for name in ("fastiter", "torch")]
+    assert both["ratio"] == pytest.approx(rates[0] / rates[1])
+    assert (loader["epochs"], loader["batches"]) == (4, 20)
+    assert single["compare"] is None
+    assert "batches/s, torch " in found.stderr
+
+
+def test_wrong_commands(tmp_path):
+    for command in ((), ("no.py",), ("--no", "x.py"), ("-m", "no_such_module"), ("-m",), (".",)):
+        found = finished(tmp_path, *RUN, *command)
+        assert (found.returncode, found.stdout) == (2, "")
+        assert found.stderr
+        assert "Traceback" not in found.stderr
+
+
+def test_a_variable_leaves_it_to_torch(program):
+    found = program("print(workers_of(DataLoader(Numbers())))", FASTITER_RUN="0")
+    assert found.stdout == "torch\n"
