@@ -28,7 +28,7 @@ enum fi_code {
     FI_FILLING = 0x78, /* codes of a slot's state word, besides FI_CANCELLED */
     FI_FINISHING = 0xc9,
     FI_READY = 0xaa,
-    FI_FETCH = 0x1b /* of a row: somebody fetches it, and has no right to write */
+    FI_FETCH = 0x1b /* of a row: a worker fetches it, and has no right to write */
 };
 #define FI_HEDGED 1 /* flag of a FETCH word: a second worker fetches the row, too */
 

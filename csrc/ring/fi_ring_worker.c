@@ -128,7 +128,7 @@ static uint32_t announced_by(const fi_ring *ring, uint32_t slot, uint32_t row)
 /* Result of a scan of a batch. */
 typedef struct late_rows {
     uint32_t todo; /* a row that was claimed and not begun; FI_WHOLE_BATCH: none */
-    uint32_t row;  /* of those that nobody has hedged, the one longest under way that is late */
+    uint32_t row;  /* of those that no worker has hedged, the one longest under way that is late */
     uint32_t fetcher;
     int64_t longest; /* nanoseconds that any row has been under way */
     int64_t late_for;

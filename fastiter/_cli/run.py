@@ -214,7 +214,7 @@ _preparation_data = spawn.get_preparation_data
 
 
 def _prepared(name: str) -> dict[str, Any]:
-    """The data that a process of multiprocessing gets first: the patch with it."""
+    """Preparation data of a process that multiprocessing starts, with the patch."""
     data = _preparation_data(name)
     return {**data, "name": _Name(name)}
 

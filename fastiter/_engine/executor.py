@@ -84,7 +84,7 @@ class Executor(Protocol):
         """About how much memory one more of a setting takes."""
 
     def stats(self, seconds: float) -> LoaderStats:
-        """Counters of the workers for so many seconds. Any thread may ask, without the lock."""
+        """Counters of the workers for the last ``seconds``. Any thread may ask; no lock."""
 
     def trace(self, on: bool) -> None:
         """Begin or end a record of what workers do."""

@@ -263,7 +263,7 @@ cdef class PaddedLists:
         PyMem_Free(self.expanded)
 
     cdef int begin(self, Py_ssize_t n, Py_ssize_t count) except -1:
-        """Takes memory for n rows and so many sources."""
+        """Takes memory for n rows and a number of sources."""
         self.n, self.count = n, count
         self.sources = <const void **>PyMem_Calloc(max(count, 1), sizeof(void *))
         self.lengths = <int64_t *>PyMem_Calloc(max(count, 1), sizeof(int64_t))

@@ -215,7 +215,7 @@ def merge_schemas(a: Schema, b: Schema) -> Schema:
 
 
 def are_many(n_irregular: int, n_rows: int) -> bool:
-    """Whether so many rows of a batch fit no columns that it is worth to change these."""
+    """Whether the rows that fit no column are enough of a batch to change the columns."""
     return 8 * n_irregular >= n_rows
 
 

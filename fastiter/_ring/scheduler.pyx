@@ -41,7 +41,7 @@ cdef class BatchScheduler(ParentRing):
 
     `top_up` schedules the batches that follow by the plans, of each of which the ring is then the
     work (`Plan.work`). `take` or `take_irregular` leases the slot of the first batch, which leaves
-    the ring, and is nobody's work, in the same step: signal handlers run between Python's bytecodes
+    the ring, and is no plan's work, in the same step: signal handlers run between Python's bytecodes
     only, so none runs in the middle. If Ctrl-C comes between that and the batch's outcome, the next
     `top_up` has this batch fetched again, behind the others.
 
@@ -76,7 +76,7 @@ cdef class BatchScheduler(ParentRing):
         """
         cdef Plan plan
         if self.scheduled and (<Plan>self.scheduled[0]).current_work is not self:
-            self.reset()  # an interrupt came amid a restart of the plans
+            self.reset()  # an interrupt came during a restart of the plans
         self.collect()
         while len(self.scheduled) <= self.n_prefetch or plans.lacks_first():
             plan = plans.ahead()

@@ -65,7 +65,7 @@ class CrashCounts:
         return index in self._given_up or len(starts) >= most
 
     def count_idle(self, workers: int) -> bool:
-        """Notes a death without work in hand; returns whether that is too much for so many workers
+        """Notes the death of a worker without rows; returns whether that is too much for `workers`
         without a batch, and then counts anew."""
         self._idle += 1
         if self._idle < MOST_DEATHS * workers:

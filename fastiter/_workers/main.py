@@ -277,7 +277,7 @@ def seed_by(digest: bytes) -> None:
 
 def _seed_torch(digest: bytes) -> None:
     torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "manual_seed"):  # else amid its import, in a thread
+    if torch is not None and hasattr(torch, "manual_seed"):  # else a thread is importing it
         # The lock of torch's generator cannot be replaced. `free_lock_at_fork` has freed it; if
         # another thread took it all the same, `WorkerGroup.watch_starts` replaces this worker.
         seed_torch(torch, int.from_bytes(digest[:8], "little") >> 1)

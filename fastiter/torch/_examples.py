@@ -38,7 +38,7 @@ class KeyPolicy(SkipPolicy):
 
     @property
     def mode(self) -> str:
-        """A worker's treatment of the rest of a batch; see `LoaderJob`."""
+        """Treatment of the rest of a batch by a worker; see `LoaderJob`."""
         return "ask" if self.asks else "skip"
 
     def resolve(self, plan: Plan, failures: Sequence[Failure]) -> dict[int, Any] | Failure:

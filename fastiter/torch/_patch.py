@@ -81,7 +81,7 @@ def as_default(**keywords: Any) -> Iterator[Patch]:
 
 
 class Patch:
-    """Loaders that were made since a call of `patch`, which makes it."""
+    """The changes that `patch` has made; `patch` makes it."""
 
     def __init__(self, keywords: dict[str, Any], compares: bool = False) -> None:
         self._keywords = keywords

@@ -1,4 +1,4 @@
-"""Statistics, traces, progress and keys of batches of `fastiter.torch.DataLoader`."""
+"""Reports of a `fastiter.torch.DataLoader`: statistics, traces, progress, and keys of batches."""
 
 from __future__ import annotations
 
