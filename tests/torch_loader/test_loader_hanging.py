@@ -41,7 +41,7 @@ EXAMPLES = {
 
 
 class Examples(torch_data.Dataset):
-    """Whose example 5 hangs where it is fetched first, or each time."""
+    """Example 5 hangs where it is fetched first, or each time."""
 
     def __init__(self, function=EXAMPLES["numbers"], marks=None, always=()):
         self.function, self.marks, self.always = function, marks, always
