@@ -31,6 +31,7 @@ from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import LastIteration, LoaderIterator
 from fastiter.torch._state import (
     Resume,
+    digest_of,
     drawn_from,
     draws_globally,
     epoch_of,
@@ -39,6 +40,7 @@ from fastiter.torch._state import (
     load_program_state,
     program_state,
     unbegun_state,
+    values_of,
 )
 from fastiter.torch._statistics import Iterations
 
@@ -218,6 +220,7 @@ persistent_workers, pin_memory_device, in_order
                 "return_indices=True needs a dataset with __getitem__: the examples of an "
                 "IterableDataset have no index"
             )
+        self._digest: tuple[Any, int, str] | None = None
         self._loaded: Resume | None = None
         self._loaded_state: dict[str, Any] | None = None  # the same, as it was given
         self._last_iteration = LastIteration()
@@ -407,7 +410,23 @@ persistent_workers, pin_memory_device, in_order
 
     def _facts(self) -> dict[str, Any]:
         is_iterable = self._dataset_kind == _DatasetKind.Iterable
-        return facts_of(self._index_sampler, self.dataset, is_iterable)
+        return {
+            **facts_of(self._index_sampler, self.dataset, is_iterable),
+            "generator": None if self.generator is None else "given",
+            "seed_examples": bool(self.seed_examples),
+            **self._digest_of_values(),
+        }
+
+    def _digest_of_values(self) -> dict[str, str]:
+        """The weights or indices that the sampler draws from, read once for each object."""
+        found = values_of(drawn_from(self._index_sampler))
+        if found is None:
+            return {}
+        name, values = found
+        known = values, getattr(values, "_version", len(values))
+        if self._digest is None or self._digest[0] is not values or self._digest[1] != known[1]:
+            self._digest = *known, digest_of(values)
+        return {f"sampler.{name}": self._digest[2]}
 
     def __getstate__(self) -> dict[str, Any]:
         """The attributes of a copy, which begins anew, or where a state was loaded. As of torch's
@@ -427,7 +446,8 @@ persistent_workers, pin_memory_device, in_order
         ValueError
             If it is no such state. The next iteration raises it if it cannot be told which examples
             are left: of another length of the dataset or the sampler, another class of sampler, or
-            other attributes of one of torch's.
+            other attributes, weights or indices of one of torch's; if one of both loaders has a
+            ``generator`` and the other has none, or their ``seed_examples`` differ.
         AssertionError
             By the next iteration, as in torchdata, if the number of workers has changed, and each
             of them had a state of the dataset's, or a part of an `IterableDataset`.

@@ -6,15 +6,23 @@ The layout is that of torchdata's ``StatefulDataLoader``, with one more entry fo
 from __future__ import annotations
 
 import binascii
+import hashlib
 import math
 import traceback
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import BatchSampler, DistributedSampler, _DatasetKind
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    _DatasetKind,
+)
 
 from fastiter._fetch.dataset_access import is_stateful
 
@@ -177,6 +185,9 @@ _DISTRIBUTED = f"{DistributedSampler.__module__}.{DistributedSampler.__qualname_
 # Of torch's own samplers; of others those of which no two values have the same keys.
 _TORCHS_FACTS = ("replacement", "shuffle", "seed", "drop_last", "num_replicas", "batch_size")
 _FACTS = ("num_replicas", "batch_size")
+# Of the loader: torch draws a seed first where there is no generator, so that orders differ. States
+# of earlier versions do not tell them.
+_ARGUMENTS = ("generator", "seed_examples", "sampler.weights", "sampler.indices")
 
 
 def drawn_from(sampler: Any) -> Any:
@@ -203,6 +214,21 @@ def facts_of(sampler: Any, dataset: Any, is_iterable: bool) -> dict[str, Any]:
         **{f"sampler.{name}": value for name, value in named.items()},
         "len(sampler)": length_of(inner),
     }
+
+
+def values_of(sampler: Any) -> tuple[str, Any] | None:
+    """Name and value of what a sampler of torch's draws from, if that is an array or a list."""
+    if type(sampler) is WeightedRandomSampler:
+        return "weights", sampler.weights
+    return ("indices", sampler.indices) if type(sampler) is SubsetRandomSampler else None
+
+
+def digest_of(values: Any) -> str:
+    """A text that tells weights or indices apart."""
+    array = np.ascontiguousarray(values)
+    if array.dtype.hasobject:  # keys of any type
+        array = np.frombuffer(repr([*values]).encode(), np.uint8)
+    return hashlib.blake2b(array.data, digest_size=8, person=array.dtype.str.encode()).hexdigest()
 
 
 def length_of(value: Any) -> int | None:
@@ -299,7 +325,11 @@ class Resume(NamedTuple):
             If it cannot be told which keys are left.
         """
         saved, main = self.facts, self.main
-        names = [name for name in {**facts, **saved} if saved.get(name) != facts.get(name)]
+        names = [
+            name
+            for name in {**facts, **saved}
+            if saved.get(name) != facts.get(name) and (name in saved or name not in _ARGUMENTS)
+        ]
         replicas = "sampler.num_replicas"
         if not names:
             return self
@@ -311,6 +341,7 @@ class Resume(NamedTuple):
         ):
             name = names[0]
             whose = "dataset" if name == "len(dataset)" else "sampler"
+            whose = name if name in _ARGUMENTS[:2] else whose
             raise ValueError(
                 f"state_dict was saved with {name} = {saved.get(name)!r}, which is now "
                 f"{facts.get(name)!r}: the rest of that epoch cannot be told; pass the {whose} of "

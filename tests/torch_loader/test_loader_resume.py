@@ -416,6 +416,27 @@ REFUSED = {
         {"sampler": Lengthless(2)},
         "counts 4 keys of the sampler in this epoch, but it gives 2",
     ),
+    "generator": (
+        {"shuffle": True, "generator": seeded()},
+        {"shuffle": True},
+        "generator = 'given', which is now None",
+    ),
+    "no generator": (
+        {"shuffle": True},
+        {"shuffle": True, "generator": seeded()},
+        "generator = None, which is now 'given'.* pass the generator",
+    ),
+    "seed_examples": ({"seed_examples": True}, {}, "seed_examples = True, which is now False"),
+    "weights": (
+        {"sampler": torch_data.WeightedRandomSampler([1.0] * N, N)},
+        {"sampler": torch_data.WeightedRandomSampler([1.0] * (N - 1) + [2.0], N)},
+        "sampler.weights = .* which is now .* pass the sampler",
+    ),
+    "indices": (
+        {"sampler": torch_data.SubsetRandomSampler(range(N))},
+        {"sampler": torch_data.SubsetRandomSampler([*range(1, N), 0])},
+        "sampler.indices = .* which is now",
+    ),
     "stream": ({"dataset": Stream()}, {}, "_InfiniteConstantSampler', which is now"),
 }
 
