@@ -22,7 +22,7 @@ from fastiter._util.failures import AllSkipped, Failure, capture
 from fastiter.iterators._skips import batch_of_none
 from fastiter.torch._examples import KeyPolicy
 from fastiter.torch._keys import SamplerKeys, epoch_rows, keys_of
-from fastiter.torch._plans import Delivered, Planned, Plans, asks_state
+from fastiter.torch._plans import Delivered, PlanCounts, Plans, asks_state
 from fastiter.torch._sources import fetched
 from fastiter.torch._state import (
     Resume,
@@ -158,11 +158,11 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _finished(self) -> bool:
         return self._planner.state.is_finished
 
-    def _planned(self, resume: Resume | None) -> Planned:
+    def _planned(self, resume: Resume | None) -> PlanCounts:
         """The place where the plans of an epoch begin."""
         n_workers = self._planner.n_workers
         position, n_keys = self._sampler_iter.first
-        place = Planned(position, n_made=(0,) * n_workers, n_keys=n_keys)
+        place = PlanCounts(position, n_made=(0,) * n_workers, n_keys=n_keys)
         if resume is None:
             return place
         place = place._replace(is_finished=resume.is_finished)

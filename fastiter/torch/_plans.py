@@ -21,7 +21,7 @@ _MOST_SCHEMAS = 8  # of one pool
 MOST_ROWS = 1 << 16  # of a batch that is made from columns
 
 
-class Planned(NamedTuple):
+class PlanCounts(NamedTuple):
     """The state of a plan: counts up to this plan. `TurnPlanQueue` knows the first eleven."""
 
     position: int = 0  #: batches of the sampler
@@ -61,11 +61,11 @@ class Plans(TurnPlanQueue):
     """
 
     progress: Delivered
-    state: Planned
-    planned: Planned
+    state: PlanCounts
+    planned: PlanCounts
 
     def __init__(self, n_workers: int, rows: int, in_order: bool, is_batched: bool) -> None:
-        super().__init__(Planned(), n_workers, rows)
+        super().__init__(PlanCounts(), n_workers, rows)
         self.in_order = in_order
         self.is_batched = is_batched
         self.shares_rows = False  # whether all workers fetch rows of a batch
@@ -77,7 +77,7 @@ class Plans(TurnPlanQueue):
         self.example_seed: tuple[int, int] | None = None
 
     def begin(
-        self, keys: SamplerKeys, start: Planned, progress: Delivered, asks_first: bool
+        self, keys: SamplerKeys, start: PlanCounts, progress: Delivered, asks_first: bool
     ) -> None:
         """Begin an epoch.
 
