@@ -25,4 +25,7 @@ def test_a_state_goes_on(name):
     torch.manual_seed(4)
     loader = CASES[case](int(workers.removesuffix(" workers")))
     loader.load_state_dict(known["state"])
-    assert rest_of(loader) == known["batches"]
+    rest, expected = rest_of(loader), known["batches"]
+    if not loader.in_order:  # the first ones are those that were missing
+        rest, expected = sorted(rest), sorted(expected)
+    assert rest == expected
