@@ -226,16 +226,15 @@ class _Report:
     """Reports at exit, in the program's own process."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
+        self._compares = options.compare
+        self._file = options.report and os.path.abspath(options.report)  # it may change folders
         self._pid = os.getpid()
         self._patch: Any = None
         self.status = 0
         atexit.register(self.give)
 
     def patched(self) -> None:
-        self._patch = importlib.import_module("fastiter.torch._patch").Patch(
-            {}, self._options.compare
-        )
+        self._patch = importlib.import_module("fastiter.torch._patch").Patch({}, self._compares)
 
     def give(self) -> None:
         if os.getpid() != self._pid:
@@ -243,10 +242,10 @@ class _Report:
         rank = os.environ.get("RANK", "0")
         if rank == "0":
             print(self._text(), file=sys.stderr, flush=True)
-        file = self._options.report
+        file = self._file
         if file is not None and (rank == "0" or "{rank}" in file):
             found = {"loaders": []} if self._patch is None else self._patch.as_dict()
-            text = json.dumps({**found, "exit_status": self.status}, indent=1)
+            text = json.dumps({**found, "exit_status": self.status}, indent=1, default=str)
             Path(file.replace("{rank}", rank)).write_text(text + "\n")
 
     def _text(self) -> str:

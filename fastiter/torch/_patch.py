@@ -87,7 +87,7 @@ class Patch:
         self._keywords = keywords
         self._compares = compares
         self._records: list[Record] = []
-        self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._loaders: list[weakref.ref[Any]] = []
         _patches.add(self)
 
     def undo(self) -> None:
@@ -97,7 +97,8 @@ class Patch:
     @property
     def loaders(self) -> list[Any]:
         """The loaders that were made meanwhile and are alive."""
-        return list(self._loaders)
+        found = (reference() for reference in self._loaders)
+        return [loader for loader in found if loader is not None]
 
     def as_dict(self) -> dict[str, Any]:
         """Figures of all loaders that were made meanwhile, the oldest first.
@@ -296,7 +297,7 @@ class _Patches:
     def note(self, loader: Any, record: Record) -> None:
         for each in self._all:
             each._records.append(record)
-            each._loaders.add(loader)
+            each._loaders.append(weakref.ref(loader, each._loaders.remove))
 
 
 def _replace(old: type, new: type) -> None:

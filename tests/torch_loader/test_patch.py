@@ -164,6 +164,20 @@ def test_subclasses(program):
         assert [each["line"] - line for each in patched.as_dict()["loaders"]] == [16, 17]
 
 
+def test_a_class_without_a_hash(program):
+    with as_default() as patched:
+
+        class Equal(program.DataLoader):
+            def __eq__(self, other):
+                return True
+
+        loader = Equal(Numbers())
+        other = Equal(Numbers())
+        assert [each is loader for each in patched.loaders] == [True, False]
+        del other
+        assert len(patched.loaders) == 1
+
+
 class Repeats:
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
