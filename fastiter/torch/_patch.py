@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.utils.data
 
 from fastiter._util.concurrency import renew_in_child
+from fastiter._util.warn import warn_caller
 from fastiter.torch import _loader
 
 if TYPE_CHECKING:
@@ -348,17 +349,17 @@ class ProgramLoader(_loader.DataLoader[_T_co], metaclass=_AnyLoader):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         record = Record(*_place(self), type(self).__qualname__)
-        refused = None
+        refused = ""  # the reason: the exception would keep this frame
         try:
             super().__init__(*arguments, **{**_patches.keywords, **keywords})
         except Exception as error:
             if _own_names() & keywords.keys():  # of a caller who knows that it is fastiter's
                 raise
-            refused = error
-        if refused is not None:
+            refused = _reason(error)
+        if refused:
             self.__dict__.pop("_DataLoader__initialized", None)
             _torchs.__init__(self, *arguments, **keywords)  # or its error
-            record.left_to_torch = _reason(refused)
+            record.left_to_torch = refused
         if type(self)._get_iterator is not ProgramLoader._get_iterator:
             record.left_to_torch = f"{type(self).__qualname__} overrides _get_iterator"
         record.batch_size, record.num_workers = self.batch_size, self.num_workers
@@ -377,14 +378,28 @@ class ProgramLoader(_loader.DataLoader[_T_co], metaclass=_AnyLoader):
     def _has_state(self) -> bool:
         return self._is_ours() and super()._has_state()
 
+    def state_dict(self) -> dict[str, Any]:
+        """As in the base class; empty where torch's class makes the batches, since frameworks save
+        what has this method."""
+        if self._is_ours():
+            return super().state_dict()
+        why = (self._record and self._record.left_to_torch) or "it is torch's turn"
+        warn_caller(UserWarning(f"a loader whose batches torch's class makes has no state: {why}"))
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._is_turn_of_torch = False
+        if state_dict or self._is_ours():
+            super().load_state_dict(state_dict)
+
     def _require_state(self) -> None:
         if not self._is_ours():
             why = self._record and self._record.left_to_torch
-            raise RuntimeError(f"torch's class makes the batches, without a state: {why}")
+            raise RuntimeError(f"a loader whose batches torch's class makes has no state: {why}")
         super()._require_state()
 
     def _get_iterator(self) -> Any:
-        record, refused = self._record, None
+        record, refused = self._record, ""
         if self._has_state():
             generator = torch.default_generator if self.generator is None else self.generator
             drawn = generator.get_state()
@@ -393,13 +408,13 @@ class ProgramLoader(_loader.DataLoader[_T_co], metaclass=_AnyLoader):
             except Exception as error:
                 if self._loaded is not None:  # torch's could not go on from there
                     raise
-                refused = error
+                refused = _reason(error)
             generator.set_state(drawn)
         made = _torchs._get_iterator(self)  # or its error
         if record is None:
             return made
-        if refused is not None:
-            record.left_to_torch = _reason(refused)
+        if refused:
+            record.left_to_torch = refused
         return _measured(made, record.torchs)
 
     def __iter__(self) -> Any:
@@ -407,7 +422,8 @@ class ProgramLoader(_loader.DataLoader[_T_co], metaclass=_AnyLoader):
         if record is None:
             return _torchs.__iter__(self)
         n_loops = record.begun.epochs + record.torchs.epochs
-        self._is_turn_of_torch = record.compares and n_loops % 2 == 1
+        goes_on = record.left_to_torch is None and self._loaded is not None
+        self._is_turn_of_torch = record.compares and n_loops % 2 == 1 and not goes_on
         loops = record.torchs
         if record.left_to_torch is not None:
             made = _torchs.__iter__(self)

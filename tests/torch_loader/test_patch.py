@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.utils.data as torch_data  # noqa: E402
 
 import fastiter.torch  # noqa: E402
-from fastiter.torch import as_default, patch  # noqa: E402
+from fastiter.torch import Patch, as_default, patch  # noqa: E402
 
 real = types.SimpleNamespace(DataLoader=torch_data.DataLoader)  # no global of the module
 
@@ -257,8 +257,12 @@ def test_what_fastiter_alone_refuses_is_left_to_torch(program, workers):
     counts = [(each["epochs"], each["batches"]) for each in patched.as_dict()["loaders"]]
     assert counts == [(2, 12), (2, 12)]
     assert "left to torch: ArithmeticError: no columns here" in patched.report()
-    with pytest.raises(RuntimeError, match="no columns here"):
-        made[0].state_dict()
+    with pytest.warns(UserWarning, match="has no state: ArithmeticError: no columns here"):
+        state = made[0].state_dict()
+    assert state == {}
+    made[0].load_state_dict(state)
+    with pytest.raises(RuntimeError, match="has no state: ArithmeticError: no columns here"):
+        made[0].load_state_dict({"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -320,3 +324,20 @@ def test_an_environment_variable_leaves_everything_to_torch(program, monkeypatch
     with as_default() as patched:
         assert program.DataLoader is real.DataLoader
         assert patched.as_dict() == {"loaders": []}
+
+
+def test_a_loop_from_a_loaded_state_is_fastiters_where_classes_take_turns(program):
+    expected = rows(real.DataLoader(Numbers(), 4))
+    patched = Patch({}, compares=True)
+    loader = program.DataLoader(Numbers(), 4, num_workers=1)
+    batches = iter(loader)
+    first = [next(batches).tolist() for _ in range(2)]
+    state = loader.state_dict()
+    del batches
+    assert rows(loader) == expected  # torch's turn
+    with pytest.warns(UserWarning, match="it is torch's turn"):
+        assert loader.state_dict() == {}
+    assert rows(loader) == expected
+    loader.load_state_dict(state)
+    assert first + rows(loader) == expected
+    patched.undo()
