@@ -9,10 +9,11 @@ import inspect
 import os
 import sys
 import threading
+import types
 import weakref
 from collections.abc import Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
 
@@ -23,7 +24,10 @@ from fastiter.torch import _loader
 if TYPE_CHECKING:
     from fastiter._stats.iterator_stats import IteratorStats
 
-_T_co = TypeVar("_T_co", covariant=True)
+    _Base = _loader.DataLoader[Any]
+else:
+    _Base = _loader.DataLoader
+
 _torchs: Any = torch.utils.data.DataLoader
 
 
@@ -339,10 +343,11 @@ class _AnyLoader(type):
         )
 
 
-class ProgramLoader(_loader.DataLoader[_T_co], metaclass=_AnyLoader):
+class ProgramLoader(_Base, metaclass=_AnyLoader):
     """`fastiter.torch.DataLoader` where the program says torch's: what fastiter refuses is left to
     torch's class, and the record says why."""
 
+    __class_getitem__: Any = classmethod(types.GenericAlias)
     _record: Record | None = None  # as of a subclass whose constructor does not call this one's
     _is_turn_of_torch = False  # in this loop, where the classes are compared
     _kept_of_torch: Any = None  # the iterator that persists, of these loops
