@@ -222,6 +222,7 @@ class WorkersIterator(LoaderIterator):
                 None, self._lock, self._timer, policy=self._policy
             )
             self._executor.use(self._new_pool(loader, None))
+            self._is_closed = False
         super()._reset(loader, first_iter)
         self._planner.epoch += 1
         self._executor.drop([])
@@ -402,12 +403,9 @@ class WorkersIterator(LoaderIterator):
         if "_executor" in self.__dict__:  # else the constructor has failed
             self._executor.interrupt()
             self._executor.close()
+            self._is_closed = self._executor.pool is None  # not in a fork of its process
 
     _shutdown_workers = close  # which programs call on torch's iterator
-
-    @property
-    def _is_closed(self) -> bool:
-        return self._executor.pool is None
 
 
 class _ShardingInit:

@@ -71,6 +71,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     _executor: Executor
     _sampler_iter: Any
     _dataset: Any
+    _is_closed = False  # whether `close` was called
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         self._prepare(is_serial=loader.num_workers == 0)
@@ -302,11 +303,6 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
 
     def close(self) -> None:
         """End what works for the iteration."""
-
-    @property
-    def _is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return False
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

@@ -116,25 +116,30 @@ class Plans(TurnPlanQueue):
         seeds = None
         if self.example_seed is not None:
             seeds = seeds_of(self.example_seed, self.keys.places(first, keys))
-        state = state._replace(
-            position=number + 1, last_worker=worker, n_made=n_made, n_keys=first + size, size=size
-        )
-        if self.shares_rows:
+        rows = None
+        if self.shares_rows or self.has_columns:
             rows = index_array(keys if self.is_batched else [keys], self.rows)
-            if rows is not None:  # of no one worker
+        state = PlanCounts(  # takes half the time of `_replace`
+            number + 1,
+            last_worker=worker,
+            n_made=n_made,
+            n_keys=first + size,
+            size=size,
+            n_asked=state.n_asked,
+            n_schemas=state.n_schemas if rows is not None else self.n_schemas,
+            is_finished=state.is_finished,  # by a loaded state, whose last batches come again
+        )
+        if rows is not None:
+            if self.shares_rows:  # of no one worker
                 return Plan(rows, state, None, None, number=number, seeds=seeds)
-        elif self.has_columns:
-            rows = index_array(keys, self.rows)
-            if rows is not None:
-                if self.in_order and seeds is None:
-                    self.order, self.cutter = self.keys.order_after(number), self.keys.cutter
-                return Plan(rows, state, None, None, worker, number=number, seeds=seeds)
+            if self.in_order and seeds is None:
+                self.order, self.cutter = self.keys.order_after(number), self.keys.cutter
+            return Plan(rows, state, None, None, worker, number=number, seeds=seeds)
         if type(keys) is np.ndarray:
             keys = keys.tolist()
         request = Request(
             keys, self.epoch, made, self.wants_state, asks_schema, self.shared_seed, seeds
         )
-        state = state._replace(n_schemas=self.n_schemas)
         n = len(keys) if self.is_batched else 1
         return Plan(
             np.array([number], np.int64), state, None, request, worker, number=number, n_valid=n
