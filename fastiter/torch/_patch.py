@@ -64,8 +64,7 @@ def patch(**keywords: Any) -> Patch:
     Patches may be nested, and undone in any order: the keywords of the newest count, and the last
     `Patch.undo` puts torch's class back. Loaders keep working after it.
     """
-    known = inspect.signature(_loader.DataLoader.__init__).parameters
-    own = known.keys() - inspect.signature(_torchs.__init__).parameters.keys() - {"in_order"}
+    own = _own_names() - {"in_order"}
     for name in keywords:
         if name not in own:
             raise TypeError(
