@@ -151,13 +151,16 @@ class BuildClib(build_clib):
 
 
 class BuildExt(build_ext):
-    """Uses all processors, and builds the archive first, also where only the extensions are asked
-    for. What goes into a wheel has no symbols, which debuggers and profilers of this tree want."""
+    """Uses all processors, builds the archive first, also where only the extensions are asked for,
+    and keeps the modules of an editable install, which would compile all of them again each time.
+    What goes into a wheel has no symbols, which debuggers and profilers of this tree want."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
         # An editable install forgets what setup() is given as options.
         self.parallel = self.parallel or processors
+        if self.editable_mode:
+            self.build_lib = str(generated / f"modules-{tag}")
         if SHRINKS and not self.inplace and not self.editable_mode:
             for extension in self.extensions:
                 extension.extra_link_args = [*extension.extra_link_args, "-Wl,--strip-all"]
