@@ -32,6 +32,7 @@ cdef class EpochPlanQueue(PlanQueue):
 
     A subclass defines
 
+    - ``last_epoch``: the epoch that an iteration without ``repeat`` ends with;
     - ``_next_epoch(order, position, size, n_drawn)``: order, size (as `counted` has it), number of
       orders drawn and cuts (int64[m + 1], or None) of the epoch after one whose last step begins at
       ``position``;
@@ -59,7 +60,7 @@ cdef class EpochPlanQueue(PlanQueue):
         size = self.counted(order, position, size)
         is_endless = self.is_endless(cuts)
         while True:
-            if not self.repeat and epoch > 0:
+            if not self.repeat and epoch > self.last_epoch:
                 return new_plan(None, state._replace(previous_epoch_detail=detail), None)
             self.cut(cuts, position, size, self.rank, is_endless, &step)
             if step.rows > 0:

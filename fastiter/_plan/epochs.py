@@ -25,7 +25,7 @@ from fastiter._plan.state import Anchor, Indices, Missing, Order, Snapshot, Stat
 if TYPE_CHECKING:
     from fastiter._fetch.seeded import Seeding
     from fastiter._order.example_context import Seed
-    from fastiter._plan.epoch_sampler import Key, Limit
+    from fastiter._plan.epoch_sampler import Epoch, Key, Limit
 
 _CONVERTERS = 2**64 - 1  # in the place of an epoch
 _MOST_ANCHORS = 64  # of a dataset that grows all the time
@@ -66,14 +66,16 @@ def initial_state(
     cuttings: Sequence[Cutting] = (),
     number: int | None = None,
     step: int = 0,
+    draw: Callable[..., Epoch] = draw_epoch,
 ) -> State:
     """State before the first batch. The sampler gives the first epoch's order: that of ``number``,
-    if its orders have numbers, or that whose turn it is. A batch sampler has ``cuttings``."""
+    if its orders have numbers, or that whose turn it is. A batch sampler has ``cuttings``. ``draw``
+    is `draw_epoch`, or does the same."""
     dataset_size = dataset_len()
     order, n_drawn, cuts = None, 0, None
     if is_epoch_sampler(order_sampler):
         number = order_sampler.number if number is None else number
-        order, cuts = draw_epoch(order_sampler, number, dataset_size, None, cuttings)
+        order, cuts = draw(order_sampler, number, dataset_size, None, cuttings)
         n_drawn = number + 1
     elif order_sampler is not None:
         fresh = gives_fresh_orders(order_sampler)
@@ -102,11 +104,13 @@ class Planner(EpochPlanQueue):
         dataset_len: Callable[[], int],
         seed: Seed = (0, 0),
         seeds_examples: bool = False,
+        last_epoch: int = 0,
         **cutting: Any,
     ) -> None:
         super().__init__(state, batch_size, repeat, **cutting)
         self.seed = seed  #: from which the random numbers of examples follow
         self.example_seed = seed if seeds_examples else None
+        self.last_epoch = last_epoch  #: without ``repeat`` the number of the only epoch
         self._order_sampler = order_sampler
         self._dataset_len = dataset_len
         #: steps from which on arguments and size of epochs were others, and that size
@@ -118,6 +122,12 @@ class Planner(EpochPlanQueue):
         self._repeats: tuple[Order, Indices | None] = None, None
         self._digest: tuple[Order, Key] = None, (0, 0)
         self._note(state)
+
+    last_epoch = 0
+
+    def has_epoch(self, epoch: int) -> bool:
+        """Whether the iteration comes to that epoch."""
+        return self.repeat or epoch <= self.last_epoch
 
     def __setstate__(self, given: dict[str, Any]) -> None:
         super().__setstate__({**given, "_repeats": (None, None), "_digest": (None, (0, 0))})
@@ -135,6 +145,7 @@ class Planner(EpochPlanQueue):
             "tail": self.tail,
             "seed": self.seed,
             "seeds_examples": self.example_seed is not None,
+            "last_epoch": self.last_epoch,
         }
 
     # ---- overridden by the planner of streams
@@ -165,10 +176,11 @@ class Planner(EpochPlanQueue):
         epochs vary, none is left out: an epoch of which nothing was delivered comes again.
         """
         state, sampler = self.state, self._order_sampler
-        if self.varies and state.position == 0:
+        if self.varies and state.position == 0 and self.has_epoch(state.epoch):
             return state._replace(epoch=0, is_new_epoch=False, previous_epoch_detail=None)
         cuttings = self.cuttings_of(state.n_drawn)
-        return initial_state(sampler, self._dataset_len, cuttings, state.n_drawn, state.step)
+        draw = draw_epoch if self.epochs is None else self.epochs.next_epoch
+        return initial_state(sampler, self._dataset_len, cuttings, state.n_drawn, state.step, draw)
 
     def seed_after_reset(self) -> Seed:
         """The seed of examples after a reset: another one, for the epochs count from 0 again."""
@@ -196,14 +208,14 @@ class Planner(EpochPlanQueue):
     def _next_epoch(
         self, order: Order | None, position: int, size: int, n_drawn: int
     ) -> tuple[Order | None, int, int, Indices | None]:
-        if order is None and not self.repeat:
-            return None, size, n_drawn, None
+        sampler = self._order_sampler
+        if not self.repeat and (order is None or is_epoch_sampler(sampler)):
+            return order, size, n_drawn, self.state.cuts  # the next one is drawn if it is wanted
         dataset_size = self._dataset_len()
         if order is None:
             if dataset_size == 0:
                 raise ValueError("dataset has become empty: no example for the next epoch")
             return None, dataset_size, n_drawn, None
-        sampler = self._order_sampler
         if sampler is None:
             raise ValueError(
                 "the state has an order, but there is no order_sampler for the next one"

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from fastiter._order.example_context import Seed
     from fastiter._plan.epochs import Planner
+    from fastiter._plan.state import Missing
 
 VERSION = 1
 CUT_DEFAULTS = {
@@ -63,11 +64,7 @@ def record_of(planner: Planner) -> dict[str, Any]:
     """The record of the state after the batch delivered last, whatever was planned after it."""
     missing = planner.missing
     if missing is not None and planner.is_filling:
-        saved = missing.record["missing"]
-        bits = saved["delivered"]
-        for number in missing.numbers[: len(planner.filled()) * missing.stride]:  # by all ranks
-            bits |= 1 << number
-        record = {**missing.record, "missing": {**saved, "delivered": bits}}
+        record = filled_record(missing, len(planner.filled()))
     else:
         state = planner.state
         record = {
@@ -91,6 +88,15 @@ def record_of(planner: Planner) -> dict[str, Any]:
     if planner.progress is not None:
         record["skipped"] = planner.progress.saved()
     return record
+
+
+def filled_record(missing: Missing, n_filled: int) -> dict[str, Any]:
+    """The record with missing batches after the first ones were delivered by each rank."""
+    saved = missing.record["missing"]
+    bits = saved["delivered"]
+    for number in missing.numbers[: n_filled * missing.stride]:
+        bits |= 1 << number
+    return {**missing.record, "missing": {**saved, "delivered": bits}}
 
 
 def packed(record: dict[str, Any]) -> dict[str, Any]:

@@ -27,30 +27,33 @@ def _checked(rank: Any, count: Any, names: tuple[str, str]) -> tuple[int, int]:
     return rank, count
 
 
-def iterator_ranks(rank: Any, num_ranks: Any) -> tuple[int, int]:
+def iterator_ranks(
+    rank: Any, num_ranks: Any, name_of_count: str = "num_ranks", own: tuple[int, int] | None = None
+) -> tuple[int, int]:
     """The iterators' arguments ``rank`` and ``num_ranks`` as numbers.
 
-    Without them, and with 'auto' where no launcher has started the program, 0 of 1.
+    Without them, and with 'auto' where no launcher has started the program, 0 of 1. ``own`` is what
+    'auto' means, if it is known otherwise.
     """
-    for name, value in (("rank", rank), ("num_ranks", num_ranks)):
+    for name, value in (("rank", rank), (name_of_count, num_ranks)):
         if isinstance(value, str) and value != "auto":
             raise ValueError(f"{name} must be an integer, 'auto' or None, not {value!r}")
     given = rank, num_ranks
     if "auto" in given:
         if not {*given} <= {"auto", None}:
             raise ValueError(
-                f"rank={rank!r} and num_ranks={num_ranks!r}: with 'auto' the launcher tells both, "
+                f"rank={rank!r} and {name_of_count}={num_ranks!r}: with 'auto' the launcher tells both, "
                 "so leave the other one out"
             )
-        return _ranks_of_launcher() or (0, 1)
+        return own or _ranks_of_launcher() or (0, 1)
     if given == (None, None):
         return 0, 1
     if None in given:
         raise ValueError(
-            "give both rank and num_ranks, or rank='auto' to read the launcher's environment "
+            f"give both rank and {name_of_count}, or rank='auto' to read the launcher's environment "
             "variables"
         )
-    return _checked(rank, num_ranks, ("rank", "num_ranks"))
+    return _checked(rank, num_ranks, ("rank", name_of_count))
 
 
 def _ranks_of_launcher() -> tuple[int, int] | None:

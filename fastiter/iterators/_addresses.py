@@ -84,9 +84,9 @@ class Preview(Planner):
     def _next_epoch(
         self, order: Order | None, position: int, size: int, n_drawn: int
     ) -> tuple[Order | None, int, int, Indices | None]:
+        if not self.repeat:
+            return order, size, n_drawn, self.state.cuts
         if order is None:
-            if not self.repeat:
-                return None, size, n_drawn, None
             self._present += 1
             return None, self._size_of(self._present), n_drawn, None
         order, cuts = self._epoch(n_drawn)
@@ -134,7 +134,7 @@ class Preview(Planner):
             most = anchor.step + (_MOST_EXAMPLES - 1) // whole
             raise ValueError(f"step must be at most {most}")
         epoch, position, order, size, cuts = self._place(step - anchor.step)
-        if epoch > 0 and not self.repeat:
+        if not self.has_epoch(epoch):
             raise LookupError(f"step {step} is after the end: with repeat=False there is one epoch")
         self._present = epoch
         n_drawn = 0 if self._order_sampler is None else anchor.n_drawn + epoch - anchor.epoch
@@ -166,7 +166,7 @@ class Preview(Planner):
             epoch, position, left = epoch + n_passed, 0, left - n_passed * here
         position = left if spans else position + left * whole
         order = None
-        if self._order_sampler is not None and (self.repeat or epoch == 0):
+        if self._order_sampler is not None and self.has_epoch(epoch):
             order, _ = self._epoch(number)
         return epoch, position, order, size, None
 
@@ -174,7 +174,7 @@ class Preview(Planner):
         anchor, sampler = self._base, self._order_sampler
         order = cuts = None
         size = self._size_of(anchor.epoch)
-        if sampler is not None and (self.repeat or anchor.epoch == 0):
+        if sampler is not None and self.has_epoch(anchor.epoch):
             order, cuts = self._epoch(anchor.n_drawn - 1)
             if cuts is not None:
                 size = len(order)

@@ -16,9 +16,12 @@ except ImportError as error:
 from fastiter.torch._loader import DataLoader
 from fastiter.torch._padding import PaddingCollator
 from fastiter.torch._patch import Patch, as_default, patch
+from fastiter.torch._samplers import Batches, Order
 
 __all__ = [
+    "Batches",
     "DataLoader",
+    "Order",
     "PaddingCollator",
     "Patch",
     "as_default",

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from fastiter._fetch.seeded import SeededExamples
-from fastiter._order.permutation import example_seeds
 from fastiter._plan.state import SkipState
 from fastiter._util.failures import Failure, is_skippable
 from fastiter.iterators._skips import SkipPolicy
@@ -115,13 +111,6 @@ def decided(
     rows = [failure.row for failure in failures]
     replaced = policy.decide(plan, failures)
     return replaced if isinstance(replaced, Failure) else merged(examples, rows, replaced)
-
-
-def seeds_of(
-    example_seed: tuple[int, int], places: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-) -> bytes:
-    """The seeds of a batch's examples, by seed and number of the epoch, and their places."""
-    return example_seeds(example_seed, *places).tobytes()
 
 
 class Seeded(SeededExamples):

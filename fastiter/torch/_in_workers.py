@@ -208,7 +208,7 @@ class WorkersIterator(LoaderIterator):
             self._ask_first()
             plans.progress = plans.progress._replace(snapshot=self._snapshot_now(plans.progress))
         self._fetch_again(resume)
-        plans.is_overtaking = not plans.in_order
+        plans.is_overtaking = not plans.in_order and not self._sampler_iter.is_filling
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         pool = self._executor.pool
@@ -372,12 +372,16 @@ class WorkersIterator(LoaderIterator):
             "_num_workers": self._num_workers,
             "_keys_by_worker": plans.keys_by_worker(delivered),
         }
+        states = progress.states
+        if self._owner is not None and not hold_state(states):  # equal on all ranks
+            del main["_keys_by_worker"]
+            states = ()
         return {
             "_snapshot_step": progress.n_yielded,
             "_last_yielded_worker_id": last_worker if last_worker >= 0 else self._num_workers - 1,
             "_main_snapshot": main,
             "_worker_snapshots": {
-                f"worker_{number}": state for number, state in enumerate(progress.states)
+                f"worker_{number}": state for number, state in enumerate(states)
             },
         }
 

@@ -23,8 +23,10 @@ from fastiter.iterators._skips import batch_of_none
 from fastiter.torch._examples import KeyPolicy
 from fastiter.torch._keys import SamplerKeys, epoch_rows, keys_of
 from fastiter.torch._plans import Delivered, PlanCounts, Plans, asks_state
+from fastiter.torch._samplers import EpochKeys
 from fastiter.torch._sources import fetched
 from fastiter.torch._state import (
+    DEFAULTS,
     Resume,
     drawn_from,
     draws_globally,
@@ -51,6 +53,7 @@ class LastIteration:
         self.iterator: weakref.ref[LoaderIterator] | None = None
         self.state: dict[str, Any] | None = None  # where the iteration was left
         self.indices: Any = None  # of the batch delivered last
+        self.valid: torch.Tensor | None = None
 
 
 class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
@@ -83,6 +86,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._policy: KeyPolicy | None = None
         if loader.on_error != "raise":
             self._policy = KeyPolicy(loader.on_error, loader.skip_limit)
+        self._owner = loader._owner
         self._generators = generators_of(loader)
         self._draws_globally = draws_globally(loader)
         self._facts = self._facts_of(loader)
@@ -92,7 +96,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if resume is not None:  # so that what is drawn now is what was drawn then
             set_states(self._generators, resume.main["_generator_states"])
         self._generator_states = states_of(self._generators)
-        self._sampler_epoch = epoch_of(loader.sampler)
+        self._sampler_epoch = self._epoch_of(loader)
+        self._seeds_examples = loader.seed_examples
         super().__init__(loader)
         self._dataset = fetched(loader) if self._dataset is loader.dataset else self._dataset
         # Workers that persist have the base seed of their first epoch.
@@ -100,6 +105,10 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if resume is not None and self._is_reset:
             self._base_seed = resume.main["_base_seed"]
             set_states(self._generators, self._generator_states)
+        if self._owner is not None and loader.generator is None:
+            torch.set_rng_state(former)
+            epoch = self._owner.epoch if resume is None else resume.main["_base_epoch"]
+            self._base_epoch, self._base_seed = epoch, self._owner.base_seed(epoch)
         self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
         self._sampler_iter = self._keys_of(resume and resume.main)
         self._begin_count(resume)
@@ -112,9 +121,13 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             if self._draws_globally:  # so does the program
                 torch.set_rng_state(former)
 
+    def _epoch_of(self, loader: Any) -> int | None:
+        return epoch_of(loader.sampler) if self._owner is None else None
+
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._owner = loader._owner
         self._generator_states = states_of(self._generators)
-        self._sampler_epoch = epoch_of(loader.sampler)
+        self._sampler_epoch = self._epoch_of(loader)
         super()._reset(loader, first_iter)
         self._is_reset = True
         self._facts = self._facts_of(loader)
@@ -134,12 +147,16 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if policy is not None:
             self._skips = self._last_iteration.skips or SkipState()
             sampler = drawn_from(self._index_sampler)
-            policy.epoch, policy.size = self.epoch, length_of(sampler) or 0
+            size = length_of(sampler) if self._owner is None else self._owner.n_rows
+            policy.epoch, policy.size = self.epoch, size or 0
             policy.is_batch, policy.rows = self._auto_collation, self._sampler_iter.rows
             self._stays_in_step = getattr(sampler, "num_replicas", 1) > 1
 
-    def _keys_of(self, main: dict[str, Any] | None) -> SamplerKeys:
+    def _keys_of(self, main: dict[str, Any] | None) -> SamplerKeys | EpochKeys:
         iterator, rows = self._sampler_iter, epoch_rows(self._dataset)
+        if self._owner is not None:
+            is_seeded = self._seeds_examples
+            return EpochKeys(self._index_sampler, self._auto_collation, is_seeded, rows)
         return SamplerKeys(self._index_sampler, iterator, self._generators, main, rows)
 
     def _facts_of(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
@@ -240,6 +257,16 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             return None
         return self._keys_of_rows(plan, self._planner.progress)
 
+    @property
+    def valid(self) -> torch.Tensor | None:
+        """For each row of the batch delivered last, whether it is to be counted."""
+        plan, owner = self._planner.delivered, self._owner
+        if plan is None or owner is None or asks_state(plan):
+            return None
+        valid = self._sampler_iter.valid(plan.number)
+        dropped = self._planner.progress.dropped
+        return torch.tensor([one for row, one in enumerate(valid) if row not in dropped])
+
     def _keys_of_rows(self, plan: Plan, progress: Delivered, as_tensor: bool = False) -> Any:
         rows, dropped = self._sampler_iter.rows, progress.dropped
         return keys_of(plan, self._auto_collation, rows, dropped, as_tensor)
@@ -312,6 +339,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
                 self._last_iteration.skips = self._planner.progress.skips
                 self._last_iteration.state = self._own_state()
                 self._last_iteration.indices = self.indices
+                self._last_iteration.valid = self.valid
             self.close()
 
     # ---- state
@@ -319,7 +347,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _sampler_state(self, delivered: Plan | None = None) -> dict[str, Any]:
         """Position of the sampler after the delivered batches, ``delivered`` among them."""
         keys, plans, planned = self._sampler_iter, self._planner, self._planner.planned
-        return {
+        state = {
             **keys.state((planned.position, planned.n_keys), plans.pending(delivered)),
             "_IterableDataset_len_called": self._IterableDataset_len_called,
             "_shared_seed": self._shared_seed,
@@ -331,6 +359,12 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             "_is_reset": self._is_reset,
             "_example_seed": self._example_seed and list(self._example_seed),
         }
+        if self._owner is None:
+            return state
+        if not self._generators:
+            state |= {"_base_epoch": self._base_epoch, "_base_seed": None}
+        state |= {"_example_seed": None, "_has_begun": True}
+        return {k: value for k, value in state.items() if DEFAULTS.get(k, self) != value}
 
     def _skips_state(self) -> dict[str, Any]:
         """Entry of a state: number of the iteration, and the examples that were skipped."""

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from fastiter._fetch.dataset_access import epochs_of, is_stateful
+from fastiter._order.permutation import example_seeds
 from fastiter.torch._state import drawn_from, state_if_any, states_of
 
 if TYPE_CHECKING:
@@ -233,6 +234,7 @@ class SamplerKeys:
     """
 
     _drops = False
+    is_filling = False  # whether batches have to come in order
 
     def __init__(
         self,
@@ -325,6 +327,10 @@ class SamplerKeys:
         if not self._cuts:
             keys = keys[0]
         return number, first, size, keys if self.rows is None else _named(keys, self.rows)
+
+    def seeds(self, example_seed: tuple[int, int], number: int, first: int, keys: Any) -> bytes:
+        """The seeds of a batch's examples, by seed and number of the epoch, and their places."""
+        return example_seeds(example_seed, *self.places(first, keys)).tobytes()
 
     def places(self, first: int, keys: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """For each example of a batch with these keys, which has `first` keys before it: the number

@@ -26,9 +26,11 @@ from fastiter.iterators._arguments import (
     checked_share,
 )
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError, checked
+from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import LastIteration, LoaderIterator
+from fastiter.torch._samplers import EpochOwner, Loaded, adopted, owner_of
 from fastiter.torch._state import (
     Resume,
     digest_of,
@@ -46,10 +48,12 @@ from fastiter.torch._statistics import Iterations
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     from fastiter._plan.state import Skipped
     from fastiter._stats.iterator_stats import IteratorStats
     from fastiter._stats.trace import Call, Trace, WorkerTraces
+    from fastiter.iterators._arguments import Rank, Tail
 
 _CONTEXTS = (
     contexts.DefaultContext,
@@ -119,6 +123,12 @@ persistent_workers, pin_memory_device, in_order
         `DatasetTimeoutError`, which ``on_error`` may skip.
     hedge : float, optional
         Share of the examples that may be fetched a second time, where they are slow.
+    rank, num_replicas, tail : optional
+        Of a sampler of fastiter's, see `Order`: ``sampler=`` takes an order sampler with a seed,
+        ``batch_sampler=`` a `LengthBucketBatchSampler` or a pure function ``f(epoch)``. Each loop
+        has the next epoch, cut as `SerialIterator` cuts it with ``repeat=False``. The loader's
+        `sampler` or `batch_sampler` is an `Order` or `Batches` then. torch's global generator is
+        not drawn from, and states are equal on all ranks.
     return_indices : bool, optional
         Whether the loader gives ``(batch, indices)``, for wrappers that read ahead: an int64 tensor
         on the host, or a list of keys that are no integers; without batches one key. See `indices`.
@@ -163,6 +173,9 @@ persistent_workers, pin_memory_device, in_order
         on_timeout: OnTimeout = "warn",
         n_retries: int = DEFAULT_RETRIES,
         hedge: float | None = None,
+        rank: Rank = None,
+        num_replicas: Rank = None,
+        tail: Tail = "pad",
         return_indices: bool = False,
     ) -> None:
         if isinstance(dataset, StreamDataset):
@@ -176,6 +189,12 @@ persistent_workers, pin_memory_device, in_order
             groups = row_groups_of(dataset)
             if groups is not None and sampler is None and batch_sampler is None:
                 groups.keep_for(None if shuffle else 1, self)
+            elif groups is not None and isinstance(sampler, BlockShuffleOrderSampler):
+                groups.keep_for(sampler.window, self)
+        ranks = {"rank": rank, "num_replicas": num_replicas, "tail": tail}
+        sampler, batch_sampler = adopted(
+            dataset, batch_size, sampler, batch_sampler, drop_last, ranks
+        )
         super().__init__(
             dataset,
             batch_size,
@@ -223,6 +242,7 @@ persistent_workers, pin_memory_device, in_order
         self._digest: tuple[Any, int, str] | None = None
         self._loaded: Resume | None = None
         self._loaded_state: dict[str, Any] | None = None  # the same, as it was given
+        self._loaded_place: Loaded | None = None  # the same, of a sampler of fastiter's
         self._last_iteration = LastIteration()
 
     def _check_shared_rows(self, name: str) -> None:
@@ -282,14 +302,38 @@ persistent_workers, pin_memory_device, in_order
         self._last_iteration = LastIteration(self._skips())
         if not self._has_state():
             return super()._get_iterator()
+        self._refuse_moved()
         if self.num_workers == 0:
             made: LoaderIterator = InProcessIterator(self, self._loaded)
         else:
             self.check_worker_number_rationality()
             made = WorkersIterator(self, self._loaded)
-        self._loaded = self._loaded_state = None  # not if it was refused
+        if self._loaded_place is None:  # else the first batch is the end of it
+            self._loaded = None  # not if it was refused
+        self._loaded_state = None
         self._last_iteration.iterator = weakref.ref(made)
         return made
+
+    @property
+    def _owner(self) -> EpochOwner | None:
+        """The `Order` or `Batches` that the keys come from."""
+        return owner_of(self._index_sampler)
+
+    def _refuse_moved(self) -> None:
+        """Drop a loaded state, if the sampler has gone on to another epoch since."""
+        owner, place = self._owner, self._loaded_place
+        if place is not None and (owner is None or not owner.goes_on_from(place)):
+            self._loaded = self._loaded_state = self._loaded_place = None
+
+    @property
+    def set_epoch(self) -> Callable[[int], None]:
+        """As `Order.set_epoch`; only with a sampler of fastiter's."""
+        if self._owner is None:
+            raise AttributeError(
+                "set_epoch() is that of a loader with a sampler of fastiter's: call it of the "
+                "sampler"
+            )
+        return self._owner.set_epoch
 
     def _has_state(self) -> bool:
         """Whether the iterators are fastiter's. Other contexts than multiprocessing's own may start
@@ -350,6 +394,7 @@ persistent_workers, pin_memory_device, in_order
             their iterator has failed.
         """
         self._require_state()
+        self._refuse_moved()
         own = self._own_iterator()
         state: dict[str, Any]
         if own is not None:
@@ -373,6 +418,17 @@ persistent_workers, pin_memory_device, in_order
         """
         own = self._own_iterator()
         return self._last_iteration.indices if own is None else own.indices
+
+    @property
+    def valid(self) -> torch.Tensor | None:
+        """For each row of the batch delivered last, whether it is to be counted: False only with
+        ``tail='mask'``, for repetitions that give all ranks equally many rows.
+
+        A bool tensor; None before the first batch of an iteration, and without a sampler of
+        fastiter's. The iterator has it, too.
+        """
+        own = self._own_iterator()
+        return self._last_iteration.valid if own is None else own.valid
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -410,8 +466,13 @@ persistent_workers, pin_memory_device, in_order
 
     def _facts(self) -> dict[str, Any]:
         is_iterable = self._dataset_kind == _DatasetKind.Iterable
+        owner = self._owner
+        if owner is not None:  # its place tells the rest
+            facts: dict[str, Any] = {"sampler": f"fastiter.torch.{type(owner).__qualname__}"}
+        else:
+            facts = facts_of(self._index_sampler, self.dataset, is_iterable)
         return {
-            **facts_of(self._index_sampler, self.dataset, is_iterable),
+            **facts,
             "generator": None if self.generator is None else "given",
             "seed_examples": bool(self.seed_examples),
             **self._digest_of_values(),
@@ -435,7 +496,9 @@ persistent_workers, pin_memory_device, in_order
         state.pop("_iterations", None)
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any] | Sequence[dict[str, Any]], strict: bool = True
+    ) -> None:
         """Have the next iteration begin after the batch at which `state_dict` was called.
 
         A loader without a ``generator`` of its own also sets torch's global generator back, at
@@ -455,9 +518,19 @@ persistent_workers, pin_memory_device, in_order
             As `state_dict`.
         """
         self._require_state()
+        owner, records = self._owner, None
+        if owner is not None and state_dict:
+            state_dict, records = owner.own_of(state_dict)
+        assert isinstance(state_dict, dict)
+        place = None
+        if owner is not None and "_unbegun_states" not in state_dict and state_dict:
+            resume = Resume.of(state_dict).agreeing(self._facts())
+            size = getattr(self._index_sampler, "batch_size", None) or 1
+            place = owner.load_main(resume.main, resume.is_finished, size, strict, records)
         self._iterator = None
         self._last_iteration = LastIteration()
         self._loaded = self._loaded_state = None
+        self._loaded_place = place
         if not state_dict:
             return
         if "_unbegun_states" not in state_dict:

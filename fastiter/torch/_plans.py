@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from fastiter._order.plan import Plan
 from fastiter._order.turn_plans import TurnPlanQueue
-from fastiter.torch._examples import seeds_of
 from fastiter.torch._worker import Request
 
 if TYPE_CHECKING:
     from fastiter._plan.state import SkipState
     from fastiter.torch._keys import SamplerKeys
+    from fastiter.torch._samplers import EpochKeys
 
 _ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
 _MOST_SCHEMAS = 8  # of one pool
@@ -77,7 +77,7 @@ class Plans(TurnPlanQueue):
         self.example_seed: tuple[int, int] | None = None
 
     def begin(
-        self, keys: SamplerKeys, start: PlanCounts, progress: Delivered, asks_first: bool
+        self, keys: SamplerKeys | EpochKeys, start: PlanCounts, progress: Delivered, asks_first: bool
     ) -> None:
         """Begin an epoch.
 
@@ -115,7 +115,7 @@ class Plans(TurnPlanQueue):
         asks_schema = self.n_schemas > state.n_schemas
         seeds = None
         if self.example_seed is not None:
-            seeds = seeds_of(self.example_seed, self.keys.places(first, keys))
+            seeds = self.keys.seeds(self.example_seed, number, first, keys)
         rows = None
         if self.shares_rows or self.has_columns:
             rows = index_array(keys if self.is_batched else [keys], self.rows)

@@ -87,6 +87,8 @@ def hold_state(workers: Iterable[dict[str, Any]]) -> bool:
 def generators_of(loader: Any) -> list[torch.Generator]:
     """The generators that an iteration draws from: the loader's, and those of its samplers. None
     stands for the global generator."""
+    if loader._owner is not None:  # its orders and seeds follow from the seed of its sampler
+        return [] if loader.generator is None else [loader.generator]
     found = [torch.default_generator if loader.generator is None else loader.generator]
     samplers = [loader.batch_sampler, loader.sampler]
     while samplers:
@@ -153,7 +155,7 @@ def program_state(is_drawn_from: bool) -> dict[str, Any]:
     """The program's part of a state: its generator's state, if the loader
     draws from this generator."""
     generators = [torch.default_generator] if is_drawn_from else []
-    return {"_global_state": states_of(generators), "_rank": own_rank()}
+    return {"_global_state": states_of(generators), "_rank": own_rank() if is_drawn_from else 0}
 
 
 def unbegun_state(loader: Any) -> dict[str, Any]:
@@ -248,6 +250,20 @@ def other_workers(before: int, now: int) -> AssertionError:
     )
 
 
+#: Entries that a state with fastiter's sampler has only if they are not these.
+DEFAULTS: dict[str, Any] = {
+    "_IterableDataset_len_called": None,
+    "_shared_seed": None,
+    "_generator_states": [],
+    "_key_states": None,
+    "_has_begun": True,
+    "_sampler_epoch": None,
+    "_base_seed": None,
+    "_is_reset": False,
+    "_example_seed": None,
+}
+
+
 class Resume(NamedTuple):
     """A loaded state, whichever way to fetch has saved it."""
 
@@ -278,17 +294,19 @@ class Resume(NamedTuple):
             if "_snapshot" not in state:
                 worker = {key: state[key] for key in ("fetcher_state", "dataset_state")}
                 _ = state["_keys_yielded"]
+                main = {**DEFAULTS, **state}
                 return cls(
-                    state["_num_yielded"], state, [worker], 0, 0, 0, 0, is_finished, facts, epoch
+                    state["_num_yielded"], main, [worker], 0, 0, 0, 0, is_finished, facts, epoch
                 )
             snapshot = state["_snapshot"]
-            main = snapshot["_main_snapshot"]
+            main = {**DEFAULTS, **snapshot["_main_snapshot"]}
             n_workers, _ = main["_num_workers"], main["_keys_yielded"]
             found = snapshot["_worker_snapshots"]
+            none = {"fetcher_state": None, "dataset_state": None}
             return cls(
                 snapshot["_snapshot_step"],
                 main,
-                [found[f"worker_{number}"] for number in range(n_workers)],
+                [found[f"worker_{number}"] if found else none for number in range(n_workers)],
                 n_workers,
                 snapshot["_last_yielded_worker_id"],
                 state["_steps_since_snapshot"],
