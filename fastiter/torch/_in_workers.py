@@ -380,9 +380,7 @@ class WorkersIterator(LoaderIterator):
             "_snapshot_step": progress.n_yielded,
             "_last_yielded_worker_id": last_worker if last_worker >= 0 else self._num_workers - 1,
             "_main_snapshot": main,
-            "_worker_snapshots": {
-                f"worker_{number}": state for number, state in enumerate(states)
-            },
+            "_worker_snapshots": {f"worker_{number}": state for number, state in enumerate(states)},
         }
 
     def _own_state(self) -> dict[str, Any]:

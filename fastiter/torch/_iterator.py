@@ -200,6 +200,9 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _next_batch(self) -> Any:
         """The batch of the first plan, or its `Failure`, with which the plan can be delivered."""
         plans = self._planner
+        if self._owner is not None and not self._sampler_iter.has_begun:
+            if not self._sampler_iter.take():
+                self._plan_again()
         while True:
             plan = plans.peek()
             if plan.indices is None:
@@ -234,6 +237,18 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             if self._returns_indices and type(batch) is not Failure:
                 batch = batch, self._keys_of_rows(plan, plan.progress, True)
             return batch
+
+    def _plan_again(self) -> None:
+        """Go on to the next epoch of a sampler of fastiter's, whose number is taken already."""
+        self._sampler_iter = self._keys_of(None)
+        self._sampler_iter.take()
+        self._planner.epoch += 1
+        self._executor.drop([])
+        self._begin(None)
+
+    def _begin(self, resume: Resume | None) -> None:
+        """Begin an epoch, or continue a loaded one."""
+        raise NotImplementedError
 
     def _fetch(self, plan: Plan) -> Plan:
         """Return this first plan, or a plan that has become the first, with its outcome."""

@@ -77,7 +77,11 @@ class Plans(TurnPlanQueue):
         self.example_seed: tuple[int, int] | None = None
 
     def begin(
-        self, keys: SamplerKeys | EpochKeys, start: PlanCounts, progress: Delivered, asks_first: bool
+        self,
+        keys: SamplerKeys | EpochKeys,
+        start: PlanCounts,
+        progress: Delivered,
+        asks_first: bool,
     ) -> None:
         """Begin an epoch.
 

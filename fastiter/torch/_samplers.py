@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.distributed as dist
-from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data import BatchSampler, IterableDataset, Sampler
 
 from fastiter._fetch.dataset_access import epochs_of
 from fastiter._fetch.token_rows import EPOCH_SHIFT
@@ -197,9 +197,7 @@ class EpochOwner(Sampler[Any]):
         if loaded is self._pending:
             self._epoch, self._pending, self._place = number + 1, None, None
 
-    def planner(
-        self, number: int, batch_size: int | None = None, seeded: bool = False
-    ) -> Planner:
+    def planner(self, number: int, batch_size: int | None = None, seeded: bool = False) -> Planner:
         """A planner at the start of an epoch."""
         return _EpochPlanner(
             self._state(number),
@@ -229,7 +227,9 @@ class EpochOwner(Sampler[Any]):
         """Seed of the workers that begin with this epoch."""
         from fastiter._order import permutation
 
-        first, second = permutation.example_words(seed_of(self._epochs, 2), _WORKERS, 0)[:2].tolist()
+        first, second = permutation.example_words(seed_of(self._epochs, 2), _WORKERS, 0)[
+            :2
+        ].tolist()
         return int(permutation.example_words((first, second), number, self.rank)[0]) >> 1
 
     def run(self, place: Any) -> None:
@@ -369,7 +369,9 @@ class Batches(EpochOwner):
         tail: Tail = "pad",
     ) -> None:
         if not is_epoch_sampler(batch_sampler):
-            if not callable(batch_sampler) or isinstance(batch_sampler, OrderSampler | EpochSampler):
+            if not callable(batch_sampler) or isinstance(
+                batch_sampler, OrderSampler | EpochSampler
+            ):
                 raise _without_number(batch_sampler)
             batch_sampler = CallableBatches(batch_sampler)
         super().__init__(batch_sampler, dataset_or_length, None, rank, num_replicas, tail, False)
@@ -527,7 +529,8 @@ def adopted(
 
     ``ranks`` has rank, num_replicas and tail.
     """
-    is_sampler, is_batches = _is_bare(sampler), _is_bare(batch_sampler)
+    is_stream = isinstance(dataset, IterableDataset)  # which torch refuses
+    is_sampler, is_batches = (_is_bare(one) and not is_stream for one in (sampler, batch_sampler))
     if is_sampler and batch_sampler is None:
         size = 1 if batch_size is None else batch_size
         sampler = Order(sampler, dataset, batch_size=size, drop_last=drop_last, **ranks)
@@ -588,8 +591,10 @@ class EpochKeys:
         self.rows = owner.rows or rows
         self._names = rows if owner.rows is None else None
         self.number: int | None = None  #: of the epoch, once it was taken
-        self.has_begun = False
+        self.has_begun = False  #: whether it was
         self.first = 0, 0
+        self._planner: Planner | None = None
+        self._ahead: Sequence[Plan] = ()
         self._loaded = owner._pending
         if self._loaded is not None:
             self._go_to(*owner.resumed(self._loaded, self._size, self._is_seeded))
@@ -599,7 +604,7 @@ class EpochKeys:
 
     def _go_to(self, planner: Planner, snapshot: Snapshot) -> None:
         self._planner, self._base = planner, snapshot.state
-        self._ahead: Sequence[Plan] = snapshot.ahead[1] if snapshot.ahead else ()
+        self._ahead = snapshot.ahead[1] if snapshot.ahead else ()
         self._plans: dict[int, tuple[State, Plan]] = {}  # with the states before them
         self.cutter = SimpleNamespace(batch_size=planner.batch_size)
 
@@ -611,27 +616,32 @@ class EpochKeys:
     def load(self, main: dict[str, Any], is_finished: bool, is_endless: bool) -> None:
         """All is known from the owner."""
 
-    def _begin(self) -> None:
-        owner = self._owner
-        if owner._pending is not self._loaded or self._loaded is None:
-            self._loaded = owner._pending
-            if self._loaded is None:
-                planner = owner.planner(owner.epoch, self._size, self._is_seeded)
-                self._go_to(planner, planner.snapshot())
-            else:
-                self._go_to(*owner.resumed(self._loaded, self._size, self._is_seeded))
-        owner.take(self._loaded, self._planner.last_epoch)
+    def take(self) -> bool:
+        """Take the number of the epoch, with its first batch. False: it was planned ahead, and the
+        sampler has gone on to another one since."""
+        owner, loaded = self._owner, self._loaded
+        planner = self._planner
+        if planner is None:
+            planner = self._begin()
+        elif owner._pending is not loaded or (loaded is None and owner.epoch != planner.last_epoch):
+            return False
+        owner.take(loaded, planner.last_epoch)
         owner.run(self)
-        self.number, self.has_begun = self._planner.last_epoch, True
+        self.number, self.has_begun = planner.last_epoch, True
+        return True
+
+    def _begin(self) -> Planner:
+        planner = self._owner.planner(self._owner.epoch, self._size, self._is_seeded)
+        self._go_to(planner, planner.snapshot())
+        return planner
 
     def draw(self, n_planned: int, n_keys: int) -> tuple[int, int, int, Any]:
         """The batch that follows ``n_planned`` batches of ``n_keys`` keys together: its number, the
         number of keys before it, that of its own keys, and these. The same until it is planned."""
-        if not self.has_begun:
+        if self._planner is None:
             self._begin()
         rows = self.plan(n_planned).indices
         if rows is None or (self._drops and self._size and len(rows) < self._size):
-            self.number = None
             raise StopIteration
         size = len(rows)
         if self._names is not None:
@@ -643,6 +653,7 @@ class EpochKeys:
         place = number - self.first[0] - len(self._ahead)
         if place < 0:
             return self._ahead[place]
+        assert self._planner is not None
         if number not in self._plans:
             before = self._state_before(number)
             self._plans[number] = before, self._planner.advance(before)
@@ -657,6 +668,7 @@ class EpochKeys:
         if number - 1 in self._plans:
             return self._plans[number - 1][1].state  # type: ignore[no-any-return]
         base, planner = self._base, self._planner
+        assert planner is not None
         place = number - self.first[0] - len(self._ahead)
         if place == 0:
             return base
@@ -672,7 +684,8 @@ class EpochKeys:
         """The order that the keys of all batches after this one are parts of, on a single rank;
         None if they have to be planned."""
         order, base = self._base.order, self._base
-        is_plain = type(order) is np.ndarray and base.cuts is None and self._planner.num_ranks == 1
+        n_ranks = self._owner.num_replicas
+        is_plain = type(order) is np.ndarray and base.cuts is None and n_ranks == 1
         place = number + 1 - self.first[0] - len(self._ahead)
         n_ahead = sum(len(plan.indices) for plan in self._ahead)
         if is_plain and self.rows is None and place >= 0:
@@ -700,14 +713,14 @@ class EpochKeys:
         }
 
     def _record(self, end: int, pending: set[int]) -> dict[str, Any]:
-        owner, loaded = self._owner, self._loaded
-        if not self.has_begun and (loaded is None or not owner.goes_on_from(loaded)):
+        owner, loaded, planner = self._owner, self._loaded, self._planner
+        if planner is None or not (self.has_begun or (loaded and owner.goes_on_from(loaded))):
             return owner.state_dict()
         oldest = min([*pending, end])
         n_filled = oldest - self.first[0]
-        missing = self._planner.missing
+        missing = planner.missing
         if missing is not None and n_filled < len(self._ahead):
             return packed(filled_record(missing, n_filled))
         state = self._state_before(oldest)
         early = [n - oldest for n in range(oldest, end) if n not in pending]
-        return recorded(self._planner, state, [state.step + n for n in early])
+        return recorded(planner, state, [state.step + n for n in early])

@@ -57,7 +57,7 @@ ORDERS = {
     "virtual": lambda: VirtualShuffleOrderSampler(3),
     "block": lambda: BlockShuffleOrderSampler(3, block_size=4, window=2),
     "weighted": lambda: WeightedOrderSampler(np.arange(1, N + 1), 3, n_samples=47),
-    "mixture": lambda: MixtureOrderSampler([20, 33], [1, 2], 3, n_samples=51),
+    "mixture": lambda: MixtureOrderSampler([20, 33], [1, 2], 3),
     "user's": lambda: Growing(3),
 }
 BATCHES = {
@@ -322,9 +322,7 @@ def test_resumed_with_other_workers_batch_sizes_and_ranks(kind):
             loader.load_state_dict(again)
             assert [values(batch)[: len(found[0])] for batch in loader][0] == found[0]
         everything = flat(flat(zip(*first)))
-        left = flat(
-            batch for step in itertools.zip_longest(*rest, fillvalue=()) for batch in step
-        )
+        left = flat(batch for step in itertools.zip_longest(*rest, fillvalue=()) for batch in step)
         order = Batches if kind in BATCHES else Order
         make = {**ORDERS, **BATCHES}[kind]
         owner = order(make(), N)
@@ -381,7 +379,9 @@ def test_state_of_an_order():
 
 
 def test_state_of_an_order_of_several_ranks():
-    orders = [Order(ShuffleOrderSampler(3), N, batch_size=4, rank=r, num_replicas=2) for r in (0, 1)]
+    orders = [
+        Order(ShuffleOrderSampler(3), N, batch_size=4, rank=r, num_replicas=2) for r in (0, 1)
+    ]
     iterators = [iter(order) for order in orders]
     first = [[next(iterator) for _ in range(8)] for iterator in iterators]
     state = orders[0].state_dict()
