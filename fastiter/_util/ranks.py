@@ -42,16 +42,16 @@ def iterator_ranks(
     if "auto" in given:
         if not {*given} <= {"auto", None}:
             raise ValueError(
-                f"rank={rank!r} and {name_of_count}={num_ranks!r}: with 'auto' the launcher tells both, "
-                "so leave the other one out"
+                f"rank={rank!r} and {name_of_count}={num_ranks!r}: with 'auto' the launcher tells "
+                "both, so leave the other one out"
             )
         return own or _ranks_of_launcher() or (0, 1)
     if given == (None, None):
         return 0, 1
     if None in given:
         raise ValueError(
-            f"give both rank and {name_of_count}, or rank='auto' to read the launcher's environment "
-            "variables"
+            f"give both rank and {name_of_count}, or rank='auto' to read the launcher's "
+            "environment variables"
         )
     return _checked(rank, num_ranks, ("rank", name_of_count))
 

@@ -14,9 +14,9 @@ except ImportError as error:
     ) from error
 
 from fastiter.torch._loader import DataLoader
+from fastiter.torch._orders.samplers import Batches, Order
 from fastiter.torch._padding import PaddingCollator
 from fastiter.torch._patch import Patch, as_default, patch
-from fastiter.torch._samplers import Batches, Order
 
 __all__ = [
     "Batches",

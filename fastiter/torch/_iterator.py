@@ -22,8 +22,8 @@ from fastiter._util.failures import AllSkipped, Failure, capture
 from fastiter.iterators._skips import batch_of_none
 from fastiter.torch._examples import KeyPolicy
 from fastiter.torch._keys import SamplerKeys, epoch_rows, keys_of
+from fastiter.torch._orders.keys import EpochKeys
 from fastiter.torch._plans import Delivered, PlanCounts, Plans, asks_state
-from fastiter.torch._samplers import EpochKeys
 from fastiter.torch._sources import fetched
 from fastiter.torch._state import (
     DEFAULTS,
@@ -200,9 +200,9 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _next_batch(self) -> Any:
         """The batch of the first plan, or its `Failure`, with which the plan can be delivered."""
         plans = self._planner
-        if self._owner is not None and not self._sampler_iter.has_begun:
-            if not self._sampler_iter.take():
-                self._plan_again()
+        keys = self._sampler_iter
+        if self._owner is not None and not (keys.has_begun or keys.take()):
+            self._plan_again()
         while True:
             plan = plans.peek()
             if plan.indices is None:

@@ -30,7 +30,7 @@ from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import LastIteration, LoaderIterator
-from fastiter.torch._samplers import EpochOwner, Loaded, adopted, owner_of
+from fastiter.torch._orders.keys import adopted, load_of_loader, owner_of
 from fastiter.torch._state import (
     Resume,
     digest_of,
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from fastiter._stats.iterator_stats import IteratorStats
     from fastiter._stats.trace import Call, Trace, WorkerTraces
     from fastiter.iterators._arguments import Rank, Tail
+    from fastiter.torch._orders.places import LoadedRecord
+    from fastiter.torch._orders.samplers import EpochOwner
 
 _CONTEXTS = (
     contexts.DefaultContext,
@@ -124,9 +126,9 @@ persistent_workers, pin_memory_device, in_order
     hedge : float, optional
         Share of the examples that may be fetched a second time, where they are slow.
     rank, num_replicas, tail : optional
-        Of a sampler of fastiter's, see `Order`: ``sampler=`` takes an order sampler with a seed,
-        ``batch_sampler=`` a `LengthBucketBatchSampler` or a pure function ``f(epoch)``. Each loop
-        has the next epoch, cut as `SerialIterator` cuts it with ``repeat=False``. The loader's
+        Arguments of `Order`, for a sampler of fastiter's: ``sampler=`` takes an order sampler with
+        a seed, ``batch_sampler=`` a `LengthBucketBatchSampler` or a pure function ``f(epoch)``.
+        Each loop has the next epoch, cut as `SerialIterator` cuts it with ``repeat=False``;
         `sampler` or `batch_sampler` is an `Order` or `Batches` then. torch's global generator is
         not drawn from, and states are equal on all ranks.
     return_indices : bool, optional
@@ -242,7 +244,7 @@ persistent_workers, pin_memory_device, in_order
         self._digest: tuple[Any, int, str] | None = None
         self._loaded: Resume | None = None
         self._loaded_state: dict[str, Any] | None = None  # the same, as it was given
-        self._loaded_place: Loaded | None = None  # the same, of a sampler of fastiter's
+        self._loaded_record: LoadedRecord | None = None  # the same, of a sampler of fastiter's
         self._last_iteration = LastIteration()
 
     def _check_shared_rows(self, name: str) -> None:
@@ -308,7 +310,7 @@ persistent_workers, pin_memory_device, in_order
         else:
             self.check_worker_number_rationality()
             made = WorkersIterator(self, self._loaded)
-        if self._loaded_place is None:  # else the first batch is the end of it
+        if self._loaded_record is None:  # else the first batch is the end of it
             self._loaded = None  # not if it was refused
         self._loaded_state = None
         self._last_iteration.iterator = weakref.ref(made)
@@ -321,19 +323,22 @@ persistent_workers, pin_memory_device, in_order
 
     def _refuse_moved(self) -> None:
         """Drop a loaded state, if the sampler has gone on to another epoch since."""
-        owner, place = self._owner, self._loaded_place
-        if place is not None and (owner is None or not owner.goes_on_from(place)):
-            self._loaded = self._loaded_state = self._loaded_place = None
+        owner, record = self._owner, self._loaded_record
+        if record is None or record.is_finished:
+            return
+        if owner is None or owner._loaded is not record:
+            self._loaded = self._loaded_state = self._loaded_record = None
 
     @property
     def set_epoch(self) -> Callable[[int], None]:
         """As `Order.set_epoch`; only with a sampler of fastiter's."""
-        if self._owner is None:
+        owner = self._owner
+        if owner is None:
             raise AttributeError(
                 "set_epoch() is that of a loader with a sampler of fastiter's: call it of the "
                 "sampler"
             )
-        return self._owner.set_epoch
+        return owner.set_epoch
 
     def _has_state(self) -> bool:
         """Whether the iterators are fastiter's. Other contexts than multiprocessing's own may start
@@ -518,19 +523,17 @@ persistent_workers, pin_memory_device, in_order
             As `state_dict`.
         """
         self._require_state()
-        owner, records = self._owner, None
-        if owner is not None and state_dict:
-            state_dict, records = owner.own_of(state_dict)
-        assert isinstance(state_dict, dict)
-        place = None
-        if owner is not None and "_unbegun_states" not in state_dict and state_dict:
-            resume = Resume.of(state_dict).agreeing(self._facts())
+        owner, record = self._owner, None
+        if owner is not None and state_dict and "_unbegun_states" not in state_dict:
+            first = state_dict if isinstance(state_dict, dict) else state_dict[0]
+            Resume.of(first).agreeing(self._facts())
             size = getattr(self._index_sampler, "batch_size", None) or 1
-            place = owner.load_main(resume.main, resume.is_finished, size, strict, records)
+            state_dict, record = load_of_loader(owner, state_dict, size, strict)
+        assert isinstance(state_dict, dict)
         self._iterator = None
         self._last_iteration = LastIteration()
         self._loaded = self._loaded_state = None
-        self._loaded_place = place
+        self._loaded_record = record
         if not state_dict:
             return
         if "_unbegun_states" not in state_dict:

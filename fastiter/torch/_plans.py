@@ -14,7 +14,7 @@ from fastiter.torch._worker import Request
 if TYPE_CHECKING:
     from fastiter._plan.state import SkipState
     from fastiter.torch._keys import SamplerKeys
-    from fastiter.torch._samplers import EpochKeys
+    from fastiter.torch._orders.keys import EpochKeys
 
 _ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
 _MOST_SCHEMAS = 8  # of one pool

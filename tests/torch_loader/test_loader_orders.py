@@ -316,12 +316,14 @@ def test_resumed_with_other_workers_batch_sizes_and_ranks(kind):
             again = by_json(loader.state_dict())
             found = []
             for batch in loader:
-                found.append([x for x, v in zip(values(batch), loader.valid.tolist()) if v])
+                found.append(
+                    [x for x, v in zip(values(batch), loader.valid.tolist(), strict=True) if v]
+                )
             rest.append(found)
             following.append(flat(epoch_of(loader)))
             loader.load_state_dict(again)
-            assert [values(batch)[: len(found[0])] for batch in loader][0] == found[0]
-        everything = flat(flat(zip(*first)))
+            assert values(next(iter(loader)))[: len(found[0])] == found[0]
+        everything = flat(flat(zip(*first, strict=True)))
         left = flat(batch for step in itertools.zip_longest(*rest, fillvalue=()) for batch in step)
         order = Batches if kind in BATCHES else Order
         make = {**ORDERS, **BATCHES}[kind]
@@ -504,7 +506,7 @@ def test_missing_batches_of_all_ranks():
             loader.load_state_dict(states)
             state = by_json(loader.state_dict())
             for batch in loader:
-                found += [x for x, v in zip(values(batch), loader.valid.tolist()) if v]
+                found += [x for x, v in zip(values(batch), loader.valid.tolist(), strict=True) if v]
             last.append(state)
         assert sorted(first + found) == list(range(N))
     with pytest.raises(ValueError, match="states of all ranks"):
@@ -570,7 +572,7 @@ def seeded_rows(batch_size, workers, n_ranks, n_epochs=2):
         )
         for epoch in found:
             for indices, numbers in loader:
-                epoch.update(zip(indices.tolist(), numbers.tolist()))
+                epoch.update(zip(indices.tolist(), numbers.tolist(), strict=True))
     return found
 
 
@@ -583,7 +585,10 @@ def test_seeded_examples_depend_on_the_epoch_and_the_index_alone():
     for arguments in ((4, 0, 1), (5, 2, 1), (1, 0, 1), (3, 0, 2), (3, 2, 3)):
         found = seeded_rows(*arguments)
         # Rows that fill an epoch up are repetitions, with seeds of their own.
-        same = [sum(epoch[k] == one[k] for k in range(N)) for epoch, one in zip(found, expected)]
+        same = [
+            sum(epoch[k] == one[k] for k in range(N))
+            for epoch, one in zip(found, expected, strict=True)
+        ]
         assert min(same) >= N - arguments[0] * arguments[2], arguments
 
 

@@ -1,0 +1,252 @@
+"""The keys of `Order` and `Batches` in fastiter's own loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import BatchSampler, IterableDataset
+
+from fastiter._plan.epoch_store import EpochStore
+from fastiter._plan.record import filled_record, packed
+from fastiter.iterators._addresses import Preview
+from fastiter.torch._orders.places import LoadedRecord, recorded
+from fastiter.torch._orders.samplers import Batches, EpochOwner, Order, is_of_fastiter
+from fastiter.torch._state import Resume
+
+if TYPE_CHECKING:
+    from fastiter._plan.epochs import Planner
+    from fastiter._plan.state import State
+
+_MOST_KEPT = 4096  # plans: more than batches are planned ahead
+
+
+def owner_of(index_sampler: Any) -> EpochOwner | None:
+    """The `Order` or `Batches` whose keys a loader's index sampler gives; else None."""
+    inner = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
+    return inner if isinstance(inner, EpochOwner) else None
+
+
+def adopted(
+    dataset: Any,
+    batch_size: int | None,
+    sampler: Any,
+    batch_sampler: Any,
+    drop_last: bool,
+    ranks: Mapping[str, Any],
+) -> tuple[Any, Any]:
+    """The arguments ``sampler`` and ``batch_sampler`` of a loader; those of fastiter as `Order` and
+    `Batches`. ``ranks`` has rank, num_replicas and tail."""
+    size = 1 if batch_size is None else batch_size
+    is_stream = isinstance(dataset, IterableDataset)  # which torch refuses
+    if _is_bare(sampler) and batch_sampler is None and not is_stream:
+        sampler = Order(sampler, dataset, batch_size=size, drop_last=drop_last, **ranks)
+    elif _is_bare(batch_sampler) and sampler is None and not is_stream:
+        batch_sampler = Batches(batch_sampler, dataset, **ranks)
+    else:
+        for name, default in (("rank", None), ("num_replicas", None), ("tail", "pad")):
+            if ranks[name] != default:
+                raise ValueError(
+                    f"{name}={ranks[name]!r} is for a sampler of fastiter's, such as sampler="
+                    "ShuffleOrderSampler(seed): with torch's use DistributedSampler; an Order or "
+                    "Batches has its own"
+                )
+    if isinstance(sampler, Order) and sampler.num_replicas > 1 and sampler.batch_size != size:
+        raise ValueError(
+            f"the Order was made for batch_size={sampler.batch_size} on each of "
+            f"{sampler.num_replicas} ranks, but the loader has batch_size={batch_size}: give both "
+            "the same"
+        )
+    return sampler, batch_sampler
+
+
+def _is_bare(sampler: Any) -> bool:
+    """Whether it is a sampler of fastiter's, or a function in the place of one."""
+    if hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__"):
+        return False
+    return is_of_fastiter(sampler) or (callable(sampler) and not isinstance(sampler, type))
+
+
+def load_of_loader(
+    owner: EpochOwner, states: Any, batch_size: int, strict: bool
+) -> tuple[dict[str, Any], LoadedRecord]:
+    """Have a sampler go on from the state of a loader, or from those of all ranks. Returns this
+    rank's state, and what the next iterator goes on from, unless `EpochOwner.set_epoch` is called.
+    """
+    states = [states] if isinstance(states, Mapping) else list(states)
+    resumes = [Resume.of(state) for state in states]
+    rank = min(owner.rank, len(states) - 1)
+    records = [resume.main.get("_order") for resume in resumes]
+    main = resumes[rank].main
+    of_all = records if len(records) > 1 else None
+    loaded = LoadedRecord(records[rank], strict, main["_sampler_iter_yielded"], of_all)
+    loaded.is_finished = resumes[rank].is_finished
+    owner.load(loaded, batch_size)
+    return states[rank], loaded
+
+
+class EpochKeys:
+    """The keys of an `Order` or `Batches`, as `SamplerKeys` gives those of other samplers.
+
+    Batches have numbers from ``first[0]`` on: first those that were missing in a loaded state, then
+    the steps of the epoch from there.
+
+    Parameters
+    ----------
+    index_sampler : BatchSampler, Order or Batches
+    is_batched : bool
+        Whether a batch has several keys.
+    is_seeded : bool
+        Whether examples have seeds.
+    rows : EpochRows or None
+        Source of the indices from which the epoch is known, if those of the sampler do not tell.
+    """
+
+    generator_states: list[str] | None = None
+    is_stateful = False
+    n_states = 0
+    number: int | None = None  #: of the epoch, once it was taken
+    _planner: Planner | None = None  # once batches were planned
+
+    def __init__(self, index_sampler: Any, is_batched: bool, is_seeded: bool, rows: Any) -> None:
+        owner = owner_of(index_sampler)
+        assert owner is not None
+        self._owner, self._is_batched, self._is_seeded = owner, is_batched, is_seeded
+        self._size: int | None = None
+        self._drops = False
+        if type(index_sampler) is BatchSampler:
+            self._size, self._drops = int(index_sampler.batch_size), index_sampler.drop_last
+        elif isinstance(owner, Order):
+            self._size = 1
+        self.rows = owner.rows or rows
+        self._names = rows if owner.rows is None else None
+        self.first = 0, 0  #: number of the first batch, and keys before it
+        self._ahead: list[Any] = []  # plans of batches that were missing
+        self._plans: dict[int, tuple[State, Any]] = {}  # with the states before them
+        self._loaded = owner._loaded
+        if self._loaded is not None:
+            self._begin(self._loaded)
+            before = self._base.position // owner.num_replicas - self._n_ahead()
+            self.first = max(0, self._base.step - len(self._ahead)), max(0, before)
+
+    def _begin(self, loaded: LoadedRecord | None) -> Planner:
+        planner = self._owner.planner(self._owner.epoch, self._size, self._is_seeded)
+        if loaded is not None:
+            snapshot = loaded.go_to(planner)
+            self._ahead = [*snapshot.ahead[1]] if snapshot.ahead else []
+        self._planner, self._base = planner, planner.state
+        self.cutter = SimpleNamespace(batch_size=planner.batch_size)
+        return planner
+
+    def _n_ahead(self) -> int:
+        return sum(plan.n_rows for plan in self._ahead)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the number of the epoch was taken."""
+        return self.number is not None
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether batches have to come in order."""
+        return bool(self._ahead)
+
+    def load(self, main: dict[str, Any], is_finished: bool, is_endless: bool) -> None:
+        """The sampler has loaded its place."""
+
+    def take(self) -> bool:
+        """Take the number of the epoch, with the first batch. False: batches were planned, and the
+        sampler has gone on to another epoch since."""
+        owner, loaded, planner = self._owner, self._loaded, self._planner
+        if planner is None:
+            planner = self._begin(None)
+        elif owner._loaded is not loaded or (loaded is None and owner.epoch != planner.last_epoch):
+            return False
+        owner.take(loaded, planner.last_epoch)
+        owner.run(self)
+        self.number = planner.last_epoch
+        return True
+
+    def draw(self, n_planned: int, n_keys: int) -> tuple[int, int, int, Any]:
+        """The batch that follows ``n_planned`` batches of ``n_keys`` keys together: its number, the
+        number of keys before it, that of its own keys, and these. The same until it is planned."""
+        rows = self.plan(n_planned).indices
+        if rows is None or (self._drops and self._size and len(rows) < self._size):
+            raise StopIteration
+        size = len(rows)
+        if self._names is not None:
+            rows = self._names.named(rows)
+        return n_planned, n_keys, size, rows if self._is_batched else int(rows[0])
+
+    def plan(self, number: int) -> Any:
+        """The plan of the batch of that number."""
+        planner = self._planner or self._begin(None)
+        place = number - self.first[0] - len(self._ahead)
+        if place < 0:
+            return self._ahead[place]
+        if number not in self._plans:
+            before = self._state_before(number, planner)
+            self._plans[number] = before, planner.advance(before)
+            if len(self._plans) > _MOST_KEPT:
+                del self._plans[next(iter(self._plans))]
+        return self._plans[number][1]
+
+    def _state_before(self, number: int, planner: Planner) -> State:
+        """The state before a batch that is none of the missing ones."""
+        if number in self._plans:
+            return self._plans[number][0]
+        if number - 1 in self._plans:
+            return self._plans[number - 1][1].state  # type: ignore[no-any-return]
+        base, place = self._base, number - self.first[0] - len(self._ahead)
+        if place == 0:
+            return base
+        n_left = 0
+        if planner.has_epoch(base.epoch):
+            n_left = planner.n_steps(base.cuts, base.position, base.whole_size)
+        if place < n_left:
+            return Preview(planner, planner.rank, EpochStore()).before(base.step + place)
+        epoch = planner.last_epoch + 1
+        return base._replace(position=0, epoch=epoch, is_new_epoch=True, step=base.step + n_left)
+
+    def order_after(self, number: int) -> Any:
+        """The order that the keys of all batches after this one are parts of, on a single rank;
+        None if they have to be planned."""
+        order, base, n_ahead = self._base.order, self._base, len(self._ahead)
+        is_plain = type(order) is np.ndarray and base.cuts is None and self.rows is None
+        if not is_plain or self._owner.num_replicas > 1 or number + 1 < self.first[0] + n_ahead:
+            return None
+        return order if base.position - self._n_ahead() == self.first[1] else None
+
+    def seeds(self, example_seed: Any, number: int, first: int, keys: Any) -> bytes:
+        """The seeds of a batch's examples."""
+        return self.plan(number).seeds[:-8]  # type: ignore[no-any-return]  # then: a converter's
+
+    def valid(self, number: int) -> list[bool]:
+        """For each row of a batch, whether it is no repetition to fill an epoch up."""
+        plan = self.plan(number)
+        return [row < plan.n_valid for row in range(len(plan.indices))]
+
+    def state(self, place: tuple[int, int], pending: list[tuple[int, int, int]]) -> dict[str, Any]:
+        """The state from which to go on, if of the batches planned up to a place these were not
+        delivered: number of each, keys before it, and its keys."""
+        record = self._record(place[0], {number for number, _, _ in pending})
+        return {
+            "_sampler_iter_yielded": record["step"],
+            "_keys_yielded": record["position"],
+            "_order": record,
+        }
+
+    def _record(self, end: int, pending: set[int]) -> dict[str, Any]:
+        owner, loaded, planner = self._owner, self._loaded, self._planner
+        goes_on = loaded is not None and owner._loaded is loaded
+        if planner is None or not (self.has_begun or goes_on):
+            return owner.state_dict()
+        oldest = min([*pending, end])
+        n_filled = oldest - self.first[0]
+        if planner.missing is not None and n_filled < len(self._ahead):
+            return packed(filled_record(planner.missing, n_filled))
+        state = self._state_before(oldest, planner)
+        early = [state.step + n - oldest for n in range(oldest, end) if n not in pending]
+        return recorded(planner, state, early)

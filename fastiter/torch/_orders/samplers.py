@@ -1,0 +1,367 @@
+"""`Order` and `Batches`: fastiter's samplers as samplers of torch.
+
+The planner of the iterators plans, cuts and resumes the epochs, one at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch.distributed as dist
+from torch.utils.data import Sampler
+
+from fastiter._fetch.dataset_access import epochs_of
+from fastiter._fetch.token_rows import EPOCH_SHIFT
+from fastiter._order.plan import TAILS
+from fastiter._plan.epoch_sampler import Cutting, EpochSampler, is_epoch_sampler
+from fastiter._plan.epoch_store import EpochStore
+from fastiter._plan.epochs import dataset_length, initial_state
+from fastiter._plan.record import packed, record_of
+from fastiter._plan.seed import seed_of
+from fastiter._util.arguments import checked_choice, checked_flag, checked_int
+from fastiter._util.ranks import iterator_ranks
+from fastiter.iterators._addresses import Preview
+from fastiter.iterators._arguments import MOST_ROWS
+from fastiter.iterators.samplers._batches import CallableBatches
+from fastiter.iterators.samplers.epochs import RowsOfEpochs, sampler_of_epochs
+from fastiter.iterators.samplers.shuffle import OrderSampler
+from fastiter.torch._orders.places import Cursor, EpochPlanner, LoadedRecord
+
+if TYPE_CHECKING:
+    from fastiter._plan.epochs import Planner
+    from fastiter._plan.state import State
+    from fastiter.iterators._arguments import Rank, Tail
+
+_CHUNK = 256  # rows that an `Order` without a batch size plans at a time
+_WORKERS = 2**64 - 2  # in the place of an epoch, for the seeds of workers
+
+
+class EpochOwner(Sampler[Any]):
+    """Base of `Order` and `Batches`: the epochs of a sampler, and which of them comes next."""
+
+    _cuts = False  # whether the sampler gives batches
+
+    def __init__(
+        self,
+        sampler: EpochSampler,
+        source: Any,
+        batch_size: int | None,
+        rank: Rank,
+        num_replicas: Rank,
+        tail: Tail,
+        drop_last: bool,
+    ) -> None:
+        is_initialized = dist.is_available() and dist.is_initialized()
+        found = (dist.get_rank(), dist.get_world_size()) if is_initialized else None
+        self.rank, self.num_replicas = iterator_ranks(rank, num_replicas, "num_replicas", found)
+        if batch_size is None and self.num_replicas > 1 and not self._cuts:
+            raise ValueError(
+                f"with num_replicas={self.num_replicas} an Order needs the batch_size of its "
+                "loader, since ranks share each global batch: pass batch_size="
+            )
+        self.batch_size = batch_size
+        if batch_size is not None:
+            self.batch_size = checked_int("batch_size", batch_size, maximum=MOST_ROWS)
+        self.tail = checked_choice("tail", tail, TAILS)
+        self.drop_last = checked_flag("drop_last", drop_last)
+        self._epochs, counted = sampler, source
+        self.rows: Any = None  #: names of indices that tell their epoch
+        if hasattr(source, "__index__"):
+            counted = range(checked_int("dataset_or_length", source))
+        elif not self._cuts:
+            self._epochs = sampler_of_epochs(source, sampler, None)
+        if isinstance(self._epochs, RowsOfEpochs):
+            self.rows, counted = _NamedRows(source), ()  # rows are counted as they are read
+        self._length = functools.partial(dataset_length, counted)
+        self._seed = seed_of(self._epochs, 2)
+        #: the epoch that the next iterator has
+        self.epoch = 0
+        self._loaded: LoadedRecord | None = None  # from which it goes on
+        self._begun: tuple[Any, State] | None = None
+        self._cursor: Cursor | None = None  # of the iterator of another loader
+        self._running: weakref.ref[Any] | None = None
+        if not self.n_batches:
+            raise ValueError(
+                f"an epoch of {self._state(0).whole_size} examples has no batch: drop_last=True, "
+                f"or tail={tail!r}, leaves all of them out with batch_size={batch_size} for "
+                f"{self.num_replicas} rank(s)"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next iterator begin with the start of an epoch.
+
+        If a state was loaded that is in this epoch, its position stays.
+        """
+        epoch = checked_int("epoch", epoch, minimum=0)
+        if self._loaded is None or epoch != self.epoch:
+            self.epoch, self._loaded, self._cursor = epoch, None, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch, and the position in it after the indices that were drawn.
+
+        Returns
+        -------
+        dict
+            State of types that JSON takes, equal on all ranks.
+
+        Raises
+        ------
+        ValueError
+            With several ranks in the middle of a batch.
+        """
+        if self._loaded is not None:
+            return dict(self._loaded.record)
+        if self._cursor is None:
+            return packed(record_of(self.planner(self.epoch)))
+        return self._cursor.record()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Have the next iterator go on from a state, also with other ranks or another batch size.
+
+        Parameters
+        ----------
+        state_dict : dict
+            State that `state_dict` has returned, of any rank.
+        strict : bool
+            False: the dataset may have grown since, as in `MultiprocessIterator.load_state_dict`.
+
+        Raises
+        ------
+        ValueError
+            If it is no such state, or that of another sampler.
+        """
+        self.load(LoadedRecord(state_dict, strict))
+
+    # ---- for loaders
+
+    def load(self, loaded: LoadedRecord, batch_size: int | None = None) -> None:
+        """Have the next iterator go on from a record, of a loader with this batch size."""
+        loaded.go_to(self.planner(self.epoch, batch_size))
+        self.epoch, self._loaded, self._cursor = loaded.number, loaded, None
+        if loaded.is_finished:
+            self.take(loaded, loaded.number)
+
+    def take(self, loaded: LoadedRecord | None, number: int) -> None:
+        """Note that an iterator has begun with that epoch."""
+        self.epoch, self._loaded, self._cursor = number + 1, None, None
+
+    def run(self, iteration: Any) -> None:
+        """Note the iteration through an epoch whose length is that of `len` meanwhile."""
+        self._running = weakref.ref(iteration)
+
+    def planner(self, number: int, batch_size: int | None = None, seeded: bool = False) -> Planner:
+        """A planner at the start of an epoch."""
+        return EpochPlanner(
+            self._state(number),
+            batch_size=batch_size or self.batch_size or (1 if self._cuts else _CHUNK),
+            repeat=False,
+            order_sampler=self._epochs,
+            dataset_len=self._length,
+            seed=self._seed,
+            seeds_examples=seeded,
+            rank=self.rank,
+            num_ranks=self.num_replicas,
+            tail=self.tail,
+            drop_last=self.drop_last,
+            last_epoch=number,
+        )
+
+    def _state(self, number: int) -> State:
+        """The state at the start of an epoch, whose order is drawn once."""
+        key = number, self._length()
+        if self._begun is None or self._begun[0] != key:
+            cuttings = (Cutting(0, self.num_replicas, self._epochs.limits()),) if self._cuts else ()
+            state = initial_state(self._epochs, self._length, cuttings, number)
+            self._begun = key, state._replace(epoch=number)
+        return self._begun[1]
+
+    def base_seed(self, number: int) -> int:
+        """Seed of the workers that begin with this epoch."""
+        from fastiter._order import permutation
+
+        words = permutation.example_words(self._seed, _WORKERS, 0)[:2].tolist()
+        return int(permutation.example_words((words[0], words[1]), number, self.rank)[0]) >> 1
+
+    def _of_epoch(self) -> tuple[Planner, int]:
+        """The planner of the epoch that runs, or of the next one; and its number of batches."""
+        running = None if self._running is None else self._running()
+        number = self.epoch if running is None or running.number is None else running.number
+        planner = self.planner(number)
+        return planner, planner.n_steps(planner.state.cuts, 0, planner.state.whole_size)
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of this rank in an epoch."""
+        return self._of_epoch()[1]
+
+    @property
+    def n_rows(self) -> int:
+        """Examples of this rank in an epoch; from a batch sampler about as many."""
+        planner, n_batches = self._of_epoch()
+        if self._cuts:
+            return -(-planner.state.whole_size // self.num_replicas)
+        last = Preview(planner, self.rank, EpochStore()).before(n_batches - 1)
+        plan: Any = planner.advance(last)
+        return (n_batches - 1) * planner.batch_size + len(plan.indices)
+
+    def _batches(self) -> Iterator[tuple[Cursor, list[int]]]:
+        """The batches of the next epoch, whose number is taken with the first of them."""
+        loaded = self._loaded
+        planner = self.planner(self.epoch)
+        if loaded is not None:
+            loaded.go_to(planner)
+        self.take(loaded, planner.last_epoch)
+        cursor = self._cursor = Cursor(planner)
+        self.run(cursor)
+        while (plan := cursor.advance()).indices is not None:
+            yield cursor, plan.indices.tolist()
+        cursor.number = None
+        if self._cursor is cursor:
+            self._cursor = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_begun": None, "_cursor": None, "_running": None}
+
+
+class Order(EpochOwner):
+    """Indices of this rank by a sampler of fastiter's, as a sampler of torch.
+
+    `fastiter.torch.DataLoader` makes it of ``sampler=ShuffleOrderSampler(seed)`` and others. Other
+    loaders take it, too, with the same ``batch_size`` and ``drop_last``. Each iterator has the next
+    epoch, whose number it takes with its first index.
+
+    Parameters
+    ----------
+    sampler : EpochSampler
+        An order sampler with a seed.
+    dataset_or_length : dataset, or int
+    batch_size : int, optional
+        Examples in a batch of the loader. Needed with several ranks, which get contiguous parts of
+        each global batch.
+    rank, num_replicas : int, or 'auto', optional
+        Number of this process, and of all. 'auto': as in torch.distributed, where it is initialised
+        now; else as in the launcher's environment; else 0 of 1, as by default.
+    tail : {'pad', 'mask', 'drop'}, optional
+        Treatment of an epoch's last examples, too few for a step of full batches; see
+        `SerialIterator`.
+    drop_last : bool, optional
+        Whether to leave them out.
+
+    Attributes
+    ----------
+    epoch : int
+        Number of the epoch that the next iterator has.
+
+    Raises
+    ------
+    ValueError
+        If the sampler has no seed, if several ranks have no ``batch_size``, or an epoch no batch.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        dataset_or_length: Any,
+        *,
+        batch_size: int | None = None,
+        rank: Rank = None,
+        num_replicas: Rank = None,
+        tail: Tail = "pad",
+        drop_last: bool = False,
+    ) -> None:
+        if not is_epoch_sampler(sampler):
+            raise _without_number(sampler)
+        super().__init__(
+            sampler, dataset_or_length, batch_size, rank, num_replicas, tail, drop_last
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        for cursor, rows in self._batches():
+            for cursor.n, row in enumerate(rows, 1):
+                yield row
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+
+class Batches(EpochOwner):
+    """Lists of this rank's indices by a batch sampler of fastiter's, as a batch sampler of torch.
+
+    As `Order`, for ``batch_sampler=``.
+
+    Parameters
+    ----------
+    batch_sampler : EpochSampler or callable
+        `LengthBucketBatchSampler`, or a pure function ``f(epoch)`` that gives the index arrays of
+        all batches.
+    dataset_or_length : dataset, or int
+    rank, num_replicas, tail : optional
+        As in `Order`.
+
+    Attributes
+    ----------
+    epoch : int
+        Number of the epoch that the next iterator has.
+    """
+
+    _cuts = True
+
+    def __init__(
+        self,
+        batch_sampler: Any,
+        dataset_or_length: Any,
+        *,
+        rank: Rank = None,
+        num_replicas: Rank = None,
+        tail: Tail = "pad",
+    ) -> None:
+        if not is_epoch_sampler(batch_sampler):
+            if not callable(batch_sampler) or is_of_fastiter(batch_sampler):
+                raise _without_number(batch_sampler)
+            batch_sampler = CallableBatches(batch_sampler)
+        super().__init__(batch_sampler, dataset_or_length, None, rank, num_replicas, tail, False)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for cursor, rows in self._batches():
+            cursor.n = len(rows)
+            yield rows
+
+    def __len__(self) -> int:
+        return self.n_batches
+
+
+def is_of_fastiter(sampler: Any) -> bool:
+    """Whether it is an order sampler or a batch sampler, with a seed or without."""
+    return isinstance(sampler, OrderSampler | EpochSampler)
+
+
+def _without_number(sampler: Any) -> ValueError:
+    use = (
+        "use ShuffleOrderSampler(seed), another sampler of fastiter.iterators with a seed, or a "
+        "subclass of EpochSampler"
+    )
+    if is_of_fastiter(sampler):
+        return ValueError(f"this {type(sampler).__qualname__} has no seed: {use}")
+    return ValueError(
+        f"{sampler!r:.80} gives no orders by number, as no function f(order, position) does: "
+        f"{use}; batch_sampler= also takes a pure function f(epoch)"
+    )
+
+
+class _NamedRows:
+    """Rows of a dataset that has other rows in each epoch, and whose indices tell the epoch."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._epochs: Any = epochs_of(dataset)
+
+    def numbers(self, indices: Any) -> Any:
+        """The number in its epoch of each index."""
+        found = [
+            self._epochs.rows_of((int(index) >> EPOCH_SHIFT) - 1).numbers(np.array([index]))
+            for index in indices
+        ]
+        return np.concatenate(found)
