@@ -25,6 +25,9 @@ from bench.harness import micro, micro_runner, render  # noqa: E402
 from bench.harness.verify import Verifier, WrongContent  # noqa: E402
 from bench.jobs import exact  # noqa: E402
 
+#: One process runs them, and the jobs that they share once.
+pytestmark = pytest.mark.xdist_group("bench")
+
 BATCH = 4
 N = 16
 WITHOUT_PEERS = {"fastiter", "limit", "numpy", "python"}
