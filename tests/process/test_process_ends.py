@@ -71,8 +71,8 @@ def footprint():
     [
         ("fork", 12),
         pytest.param("fork", 200, marks=pytest.mark.stress),
-        ("spawn", 3),
-        ("forkserver", 6),
+        pytest.param("spawn", 3, marks=pytest.mark.stress),
+        ("forkserver", 3),
     ],
 )
 def test_cycles_leave_nothing(method, cycles):

@@ -94,7 +94,7 @@ def check(attacks: list[tuple[Any, ...]], results: list[dict[str, Any]]) -> None
 
 def test_scribbles_over_every_region(tmp_path):
     attacks = [(region, "any", 0) for region in REGIONS]
-    check(attacks, attack(tmp_path, attacks, scribbling(times=5, pause=0.03)))
+    check(attacks, attack(tmp_path, attacks, scribbling(times=12, pause=0.03)))
 
 
 def test_scribbles_over_every_region_of_a_torch_loader(tmp_path):
