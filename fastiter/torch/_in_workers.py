@@ -26,7 +26,7 @@ from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._keys import keys_of
 from fastiter.torch._pinned import pinned_slots
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, asks_state, index_array
-from fastiter.torch._state import Resume, hold_state, other_workers
+from fastiter.torch._state import Resume, hold_state
 from fastiter.torch._worker import LoaderJob, Reply
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class WorkersIterator(LoaderIterator):
         states: list[Any] = [None] * self._num_workers
         if resume is not None and resume.has_worker_state:
             states = [
-                (resume.of_worker(number, self._num_workers), made)
+                (resume.of_worker(number), made)
                 for number, made in enumerate(resume.keys_by_worker(self._num_workers))
             ]
         init_fn = loader.worker_init_fn
@@ -179,13 +179,6 @@ class WorkersIterator(LoaderIterator):
     def _begin(self, resume: Resume | None) -> None:
         """Begin an epoch, or continue a loaded one."""
         plans, n_workers = self._planner, self._num_workers
-        if (
-            resume is not None
-            and resume.n_workers != n_workers
-            and self._is_iterable
-            and resume.n_yielded
-        ):
-            raise other_workers(resume.n_workers, n_workers)
         plans.shared_seed = self._shared_seed
         plans.example_seed = self._example_seed
         plans.wants_state = self._asks_first and bool(self._interval)
@@ -368,7 +361,7 @@ class WorkersIterator(LoaderIterator):
         place = plans.state if delivered is None else delivered.state
         last_worker = place.last_worker
         main = {
-            **self._sampler_state(delivered),
+            **self._sampler_state(progress.n_yielded, delivered),
             "_num_workers": self._num_workers,
             "_keys_by_worker": plans.keys_by_worker(delivered),
         }
