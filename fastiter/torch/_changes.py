@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import warnings
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ from torch.utils.data import (
     _DatasetKind,
 )
 
-from fastiter._fetch.dataset_access import epochs_of, keeps_rows
+from fastiter._fetch.dataset_access import epochs_of, is_stateful, keeps_rows
+from fastiter._util.warn import warn_caller
 from fastiter.torch._state import (
     Resume,
     check_states,
@@ -40,6 +40,7 @@ _SIZES = ("len(dataset)", "len(sampler)", "sampler.n")
 _RANKS = "sampler.num_replicas"
 # Facts that may change: the batches that are left are cut and made as the present loader says.
 _FREE = ("version", "batch_size", "drop_last", "num_workers", "in_order")
+_STATES = ("index_sampler", "sampler_iter")
 # Facts about a loader whose sampler has a state of its own.
 _OF_STATEFUL = ("sampler", "generator", "generators", "seed_examples", "persistent_workers")
 
@@ -69,7 +70,7 @@ def facts_of(loader: Any, counts: bool = True) -> dict[str, Any]:
         **({"sampler.n": length_of(source)} if is_known and source is not None else {}),
         # torch draws a seed first where there is no generator, so that orders differ.
         "generator": None if loader.generator is None else "given",
-        "generators": _kinds_of_generators(loader),
+        **({"generators": _kinds_of_generators(loader)} if is_torchs(sampler) else {}),
         "seed_examples": bool(loader.seed_examples),
         **loader._digest_of_values(),
         "batch_size": _batch_size(loader),
@@ -149,9 +150,7 @@ def converted(state: Any, loader: Any, strict: bool, is_again: bool = False) -> 
         _ = state["_rank"]
         is_begun = "_unbegun_states" not in state
         facts = state.get("_facts")
-        main: dict[str, Any] = (
-            state["_snapshot"]["_main_snapshot"] if "_snapshot" in state else state
-        )
+        main = state["_snapshot"]["_main_snapshot"] if "_snapshot" in state else state
         if is_begun and facts is None:
             _upgrade(state, main, loader)
         resume = Resume.of(state) if is_begun else None
@@ -163,11 +162,12 @@ def converted(state: Any, loader: Any, strict: bool, is_again: bool = False) -> 
     facts = facts or {}
     is_old = "version" not in facts
     if strict and is_old:
-        warnings.warn(
-            "state_dict was saved by an earlier version of fastiter, and cannot be compared: it "
-            "does not tell all that its batches depend on. Dataset, sampler and arguments have to "
-            "be those of the loader that has saved it; strict=False says that they are",
-            stacklevel=3,
+        warn_caller(
+            UserWarning(
+                "state_dict was saved by an earlier version of fastiter, and cannot be compared: "
+                "it does not tell all that its batches depend on. Dataset, sampler and arguments "
+                "have to be those of the loader that has saved it; strict=False says that they are"
+            )
         )
     sampler = drawn_from(loader._index_sampler)
     # Others' samplers may take long to count their keys; the epoch of a dataset is set later.
@@ -181,7 +181,7 @@ def converted(state: Any, loader: Any, strict: bool, is_again: bool = False) -> 
     names = [name for name in {**now, **saved} if saved.get(name) != now.get(name)]
     names = [name for name in names if name not in _FREE]
     is_plain = resume is None or not resume.has_worker_state
-    has_state = any(main.get(f"_{name}_state") for name in ("index_sampler", "sampler_iter"))
+    has_state = any(main.get(f"_{name}_state") is not None for name in _STATES)
     if has_state and not isinstance(sampler, DistributedSampler):
         of_dataset = () if is_plain else ("len(dataset)",)
         names = [name for name in names if name in (*_OF_STATEFUL, *of_dataset)]
@@ -204,8 +204,7 @@ def converted(state: Any, loader: Any, strict: bool, is_again: bool = False) -> 
         _check_cuts(resume, _batch_size(loader), sampler)
         _check_workers(resume, loader)
     main.update(taken)
-    state["_facts"] = {**saved, **{name: now[name] for name in now if name not in _FREE}}
-    return state
+    return {**state, "_facts": {**saved, **_without(now, _FREE)}}
 
 
 def _refusal(name: str, saved: dict[str, Any], now: dict[str, Any], may_grow: bool) -> ValueError:
@@ -229,12 +228,16 @@ def _refusal(name: str, saved: dict[str, Any], now: dict[str, Any], may_grow: bo
 def _has_grown(loader: Any, saved: dict[str, Any], now: dict[str, Any]) -> bool:
     """Whether a sampler of each example once has more of them, behind those that it had."""
     sampler = drawn_from(loader._index_sampler)
-    pairs = [(saved.get(name), now.get(name)) for name in _SIZES]
+    if not (type(sampler) is SequentialSampler or is_permutation(sampler)):
+        return False
+    of_dataset, n_keys, n = ((saved.get(name) or 0, now.get(name) or 0) for name in _SIZES)
+    is_all = n_keys == n or n_keys[0] == n_keys[1]  # or num_samples, which has not changed
     return (
-        (type(sampler) is SequentialSampler or is_permutation(sampler))
-        and all(type(one) is int for pair in pairs for one in pair)
-        and any(before != after for before, after in pairs)
-        and all(before <= after for before, after in pairs)
+        is_all
+        and n[0] <= n[1]
+        and of_dataset[0] <= of_dataset[1]
+        and (n, of_dataset) != (n[::-1], of_dataset[::-1])
+        and not is_stateful(loader.dataset)
         and keeps_rows(loader.dataset)
     )
 

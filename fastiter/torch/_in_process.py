@@ -122,7 +122,7 @@ class WholeBatches:
         if policy is None:
             return self._collate(self.fetcher.fetch(request.keys))
         keys = request.keys if self._auto_collation else [request.keys]
-        examples, failed = examples_of(self.fetcher.dataset, keys, request.seeds)
+        examples, failed = examples_of(self.fetcher.dataset, keys)
         if failed:
             failures = [Failure.of(error, row=row) for row, error in failed]
             failed.clear()

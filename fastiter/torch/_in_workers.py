@@ -109,7 +109,6 @@ class WorkersIterator(LoaderIterator):
         if (
             not self._auto_collation
             or self._is_iterable
-            or (self._example_seed is not None and hasattr(self._dataset, "__getitems__"))
             or isinstance(self._dataset, MapDataPipe)
             or is_stateful(self._dataset)
             or type(rows) is not int
@@ -192,6 +191,7 @@ class WorkersIterator(LoaderIterator):
         progress = Delivered(n_yielded, states, (True,) * n_workers, {}, self._skips)
         plans.begin(self._sampler_iter, self._planned(resume), progress, self._asks_first)
         self._takes_snapshots = self._sampler_iter.is_stateful
+        self._every = 1  # the sampler's state is known for each batch
         plans.progress = progress._replace(snapshot=self._snapshot_now(progress))
         self._executor.start(plans)
         if self._sampler_iter.is_stateful and not self._takes_snapshots:  # the sampler's iterator
@@ -276,7 +276,7 @@ class WorkersIterator(LoaderIterator):
             after.dropped,
             after.n_more_keys + plan.state.size,
         )
-        if self._takes_snapshots and self._interval and after.n_yielded % self._interval == 0:
+        if self._takes_snapshots and self._interval and after.n_yielded % self._every == 0:
             after = after._replace(snapshot=self._snapshot_now(after, plan), n_more_keys=0)
         return after, reply
 
@@ -351,6 +351,8 @@ class WorkersIterator(LoaderIterator):
             if found is not None:
                 reraise(found[1])
         has_state = hold_state(plans.progress.states)
+        if has_state and self._interval:
+            self._every = self._interval
         plans.wants_state = bool(self._interval) and has_state
         # With the batches, because it cannot be told afterwards.
         self._takes_snapshots |= has_state

@@ -98,7 +98,7 @@ class IteratedKeys:
         self._sampler = sampler
         self._iterators = [] if iterator is None else [iterator]
         self._held: tuple[int, list[Any]] = 0, []  # from this one on
-        self._has_ended = False
+        self.has_ended = False
 
     @property
     def iterator(self) -> Iterator[Any] | None:
@@ -119,13 +119,18 @@ class IteratedKeys:
     def draw(self, stop: int) -> None:
         """Draw the keys before ``stop``, and hold them."""
         n = stop - self.n_drawn
-        if n > 0 and not self._has_ended:
+        if n > 0 and not self.has_ended:
             self._held[1].extend(map(next, itertools.repeat(self.open(), n)))
-            self._has_ended = self.n_drawn < stop
+            self.has_ended = self.n_drawn < stop
 
     def begin(self, n: int) -> None:
         """Have the iterator go on after ``n`` keys."""
         self._held = n, []
+
+    def finish(self, n: int) -> None:
+        """Have no key follow the first ``n``."""
+        self.draw(sys.maxsize)
+        self._held, self.has_ended = (n, []), True
 
     def skip(self, n: int) -> None:
         """Draw the first keys of an epoch, and leave them out.
@@ -340,6 +345,8 @@ class SamplerKeys:
             self._source.begin(n_keys)
             if of_iterator is not None:
                 self._source.open().load_state_dict(of_iterator)
+            if main.get("_has_ended"):  # its state may be that of a start
+                self._source.finish(n_keys)
         elif main["_has_begun"]:
             self._source.skip(n_keys)
             self._source.draw(max(n_keys, 1))
@@ -436,8 +443,14 @@ class SamplerKeys:
             "_not_delivered": [list(one) for one in left],
             "_batch_size": self._batch_size(),
             "_cuts": self._cuts_before(end),
+            "_has_ended": self._has_ended_after(key),
             **self._changes,
         }
+
+    def _has_ended_after(self, key: int) -> bool:
+        """Whether a sampler with a state has given no key after the first ``key``."""
+        source = self._source
+        return self.is_stateful and source.has_ended and source.n_drawn <= key
 
     def _batch_size(self) -> int | None:
         return int(self._batches.batch_size) if self._cuts else None

@@ -91,9 +91,8 @@ persistent_workers, pin_memory_device, in_order
     seed_examples : bool, optional
         Whether `random`, NumPy's and torch's global generators are seeded for each example, by the
         epoch and the place of the example in it. A dataset with random transforms then gives the
-        same examples with any number of workers, and after resuming, also with another batch size
-        or another number of ranks of torch's `DistributedSampler`. A dataset that fetches
-        batches by ``__getitems__`` is called with generators seeded for each batch.
+        same examples with any number of workers, and after resuming, also with another batch size.
+        A dataset that fetches batches by ``__getitems__`` is asked for one example at a time.
     on_error : {'raise', 'skip'} or callable, optional
         Treatment of an example that fails, as in `MultiprocessIterator`: its batch comes without
         it. ``on_error(key, exception)`` is called by the loop's thread, and returns 'raise', 'skip'
@@ -235,11 +234,6 @@ persistent_workers, pin_memory_device, in_order
             raise ValueError(
                 f"{what} needs a dataset whose examples any worker can fetch, not an "
                 "IterableDataset and none with a state_dict()"
-            )
-        if self.seed_examples and callable(getattr(dataset, "__getitems__", None)):
-            raise ValueError(
-                f"{what} and seed_examples=True need a dataset without __getitems__, whose call "
-                "for a batch has one seed"
             )
 
     def _check_skips(self, is_iterable: bool) -> None:

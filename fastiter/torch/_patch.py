@@ -391,10 +391,10 @@ class ProgramLoader(_Base, metaclass=_AnyLoader):
         warn_caller(UserWarning(f"a loader whose batches torch's class makes has no state: {why}"))
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         self._is_turn_of_torch = False
         if state_dict or self._is_ours():
-            super().load_state_dict(state_dict)
+            super().load_state_dict(state_dict, strict)
 
     def _require_state(self) -> None:
         if not self._is_ours():
