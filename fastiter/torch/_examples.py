@@ -65,9 +65,7 @@ class KeyPolicy(SkipPolicy):
         plan.progress = plan.progress._replace(skips=skips)
 
 
-def examples_of(
-    dataset: Any, keys: Sequence[Any], seeds: bytes | None
-) -> tuple[list[Any], list[tuple[int, Exception]]]:
+def examples_of(dataset: Any, keys: Sequence[Any]) -> tuple[list[Any], list[tuple[int, Exception]]]:
     """Fetch examples as torch's fetcher does, one by one where the call for all fails.
 
     Returns the examples of the keys that have not failed, and place and exception of each other.
@@ -78,8 +76,6 @@ def examples_of(
         except Exception as error:
             if len(keys) == 1 or not is_skippable(error):
                 return [], [(0, error)]
-        if seeds is not None:
-            dataset.begin(seeds)
     examples: list[Any] = []
     failed: list[tuple[int, Exception]] = []
     for place, key in enumerate(keys):
@@ -114,17 +110,12 @@ def decided(
 
 
 class Seeded(SeededExamples):
-    """A dataset that is called with generators seeded by the place of the example.
-
-    A dataset with ``__getitems__``, which fetches a batch in one call, is called with generators
-    seeded by the batch.
-    """
+    """A dataset that is asked for one example at a time, with generators seeded by the place of
+    the example."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset, next_seed=self._next_of_batch)
         self._seeds: Iterator[int] = iter(())
-        if callable(getattr(dataset, "__getitems__", None)):
-            self.__getitems__ = self._getitems
 
     def begin(self, seeds: bytes) -> None:
         """Go to the first example of a batch."""
@@ -132,7 +123,3 @@ class Seeded(SeededExamples):
 
     def _next_of_batch(self) -> int:
         return next(self._seeds)
-
-    def _getitems(self, keys: list[Any]) -> Any:
-        self._seeding(self.next_seed())
-        return self.dataset.__getitems__(keys)

@@ -28,7 +28,6 @@ from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
 from fastiter.torch._state import (
     Resume,
     begin_fetching,
-    other_workers,
     state_of,
 )
 
@@ -123,7 +122,7 @@ class WholeBatches:
         if policy is None:
             return self._collate(self.fetcher.fetch(request.keys))
         keys = request.keys if self._auto_collation else [request.keys]
-        examples, failed = examples_of(self.fetcher.dataset, keys, request.seeds)
+        examples, failed = examples_of(self.fetcher.dataset, keys)
         if failed:
             failures = [Failure.of(error, row=row) for row, error in failed]
             failed.clear()
@@ -178,9 +177,7 @@ class InProcessIterator(LoaderIterator):
 
     def _begin(self, resume: Resume | None) -> None:
         """Make the fetcher; of a loaded state, where that was."""
-        if resume is not None and self._is_iterable and resume.n_workers and resume.n_yielded:
-            raise other_workers(resume.n_workers, 0)
-        state = None if resume is None else resume.of_worker(0, 0)
+        state = None if resume is None else resume.of_worker(0)
         self._batches = WholeBatches(self, state)
         self._executor = CallerExecutor(self._batches, self._policy, False, (0, 0))
         self._sampler_iter.n_states = 2  # of a batch that an interrupt has left
@@ -222,7 +219,7 @@ class InProcessIterator(LoaderIterator):
         state = self._batches.state() if left is None else left
         return {
             "_facts": self._facts,
-            **self._sampler_state(),
+            **self._sampler_state(self._num_yielded),
             "_num_yielded": self._num_yielded,
             "fetcher_state": state["fetcher_state"],
             "dataset_state": state["dataset_state"],

@@ -26,7 +26,7 @@ from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._keys import keys_of
 from fastiter.torch._pinned import pinned_slots
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, asks_state, index_array
-from fastiter.torch._state import Resume, hold_state, other_workers
+from fastiter.torch._state import Resume, hold_state
 from fastiter.torch._worker import LoaderJob, Reply
 
 if TYPE_CHECKING:
@@ -109,7 +109,6 @@ class WorkersIterator(LoaderIterator):
         if (
             not self._auto_collation
             or self._is_iterable
-            or (self._example_seed is not None and hasattr(self._dataset, "__getitems__"))
             or isinstance(self._dataset, MapDataPipe)
             or is_stateful(self._dataset)
             or type(rows) is not int
@@ -131,7 +130,7 @@ class WorkersIterator(LoaderIterator):
         states: list[Any] = [None] * self._num_workers
         if resume is not None and resume.has_worker_state:
             states = [
-                (resume.of_worker(number, self._num_workers), made)
+                (resume.of_worker(number), made)
                 for number, made in enumerate(resume.keys_by_worker(self._num_workers))
             ]
         init_fn = loader.worker_init_fn
@@ -179,13 +178,6 @@ class WorkersIterator(LoaderIterator):
     def _begin(self, resume: Resume | None) -> None:
         """Begin an epoch, or continue a loaded one."""
         plans, n_workers = self._planner, self._num_workers
-        if (
-            resume is not None
-            and resume.n_workers != n_workers
-            and self._is_iterable
-            and resume.n_yielded
-        ):
-            raise other_workers(resume.n_workers, n_workers)
         plans.shared_seed = self._shared_seed
         plans.example_seed = self._example_seed
         plans.wants_state = self._asks_first and bool(self._interval)
@@ -199,6 +191,7 @@ class WorkersIterator(LoaderIterator):
         progress = Delivered(n_yielded, states, (True,) * n_workers, {}, self._skips)
         plans.begin(self._sampler_iter, self._planned(resume), progress, self._asks_first)
         self._takes_snapshots = self._sampler_iter.is_stateful
+        self._every = 1  # the sampler's state is known for each batch
         plans.progress = progress._replace(snapshot=self._snapshot_now(progress))
         self._executor.start(plans)
         if self._sampler_iter.is_stateful and not self._takes_snapshots:  # the sampler's iterator
@@ -283,7 +276,7 @@ class WorkersIterator(LoaderIterator):
             after.dropped,
             after.n_more_keys + plan.state.size,
         )
-        if self._takes_snapshots and self._interval and after.n_yielded % self._interval == 0:
+        if self._takes_snapshots and self._interval and after.n_yielded % self._every == 0:
             after = after._replace(snapshot=self._snapshot_now(after, plan), n_more_keys=0)
         return after, reply
 
@@ -358,6 +351,8 @@ class WorkersIterator(LoaderIterator):
             if found is not None:
                 reraise(found[1])
         has_state = hold_state(plans.progress.states)
+        if has_state and self._interval:
+            self._every = self._interval
         plans.wants_state = bool(self._interval) and has_state
         # With the batches, because it cannot be told afterwards.
         self._takes_snapshots |= has_state
@@ -368,7 +363,7 @@ class WorkersIterator(LoaderIterator):
         place = plans.state if delivered is None else delivered.state
         last_worker = place.last_worker
         main = {
-            **self._sampler_state(delivered),
+            **self._sampler_state(progress.n_yielded, delivered),
             "_num_workers": self._num_workers,
             "_keys_by_worker": plans.keys_by_worker(delivered),
         }

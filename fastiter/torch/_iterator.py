@@ -20,6 +20,7 @@ from fastiter._plan.state import SkipState
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.failures import AllSkipped, Failure, capture
 from fastiter.iterators._skips import batch_of_none
+from fastiter.torch._changes import facts_of
 from fastiter.torch._examples import KeyPolicy
 from fastiter.torch._keys import SamplerKeys, epoch_rows, keys_of
 from fastiter.torch._orders.keys import EpochKeys
@@ -90,8 +91,6 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._generators = generators_of(loader)
         self._draws_globally = draws_globally(loader)
         self._facts = self._facts_of(loader)
-        if resume is not None:
-            resume = resume.agreeing(self._facts or loader._facts())
         former = torch.get_rng_state()
         if resume is not None:  # so that what is drawn now is what was drawn then
             set_states(self._generators, resume.main["_generator_states"])
@@ -162,7 +161,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _facts_of(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
         """Facts known about the epoch when it begins. Samplers that are not torch's may take long
         to count their keys: their length is taken with the state."""
-        return loader._facts() if is_torchs(drawn_from(loader._index_sampler)) else None
+        return facts_of(loader) if is_torchs(drawn_from(loader._index_sampler)) else None
 
     @property
     def _num_yielded(self) -> int:
@@ -184,7 +183,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if resume is None:
             return place
         place = place._replace(is_finished=resume.is_finished)
-        if resume.n_workers != n_workers:
+        if not self._is_iterable and resume.n_workers != n_workers:
             return place
         n_made = tuple(resume.keys_by_worker(n_workers))
         return place._replace(last_worker=resume.last_worker, n_made=n_made)
@@ -359,11 +358,12 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
 
     # ---- state
 
-    def _sampler_state(self, delivered: Plan | None = None) -> dict[str, Any]:
+    def _sampler_state(self, n_yielded: int, delivered: Plan | None = None) -> dict[str, Any]:
         """Position of the sampler after the delivered batches, ``delivered`` among them."""
         keys, plans, planned = self._sampler_iter, self._planner, self._planner.planned
         state = {
             **keys.state((planned.position, planned.n_keys), plans.pending(delivered)),
+            "_yielded": n_yielded,
             "_IterableDataset_len_called": self._IterableDataset_len_called,
             "_shared_seed": self._shared_seed,
             "_generator_states": self._generator_states,
@@ -388,30 +388,16 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         return {"_epoch": self.epoch, **found}
 
     def _fetch_again(self, resume: Resume | None) -> None:
-        """Fetch the batches again that were delivered after the datasets' state was taken.
-
-        Raises
-        ------
-        ValueError
-            If these batches have another size now.
-        """
+        """Fetch the batches again that were delivered after the datasets' state was taken."""
         if resume is None or not resume.n_more:
             return
         skips = self._planner.progress.skips
         if skips is not None:  # they are known already
             self._put_skips(SkipState())
-        n_keys = 0  # of batches alone: a worker at its end is asked in vain, and may be asked again
         for _ in range(resume.n_more):
             next(self)
-            n_keys += self._planner.state.size
         if skips is not None:
             self._put_skips(skips)
-        if n_keys != resume.n_more_keys:
-            raise ValueError(
-                f"{resume.n_more} batches since the last snapshot must be fetched again, and had "
-                f"{resume.n_more_keys} keys, but have {n_keys} now: pass the batch_size of the "
-                "loader that has saved the state, or snapshot_every_n_steps=1 where it is saved"
-            )
 
     def _put_skips(self, skips: SkipState) -> None:
         self._planner.progress = self._planner.progress._replace(skips=skips)

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 
 from fastiter._fetch.dataset_access import epochs_of, is_stateful
 from fastiter._order.permutation import example_seeds
-from fastiter.torch._state import drawn_from, state_if_any, states_of
+from fastiter.torch._state import drawn_from, is_permutation, state_if_any, states_of
 
 if TYPE_CHECKING:
     from fastiter._fetch.epoch_rows import EpochRows
@@ -99,7 +99,7 @@ class IteratedKeys:
         self._sampler = sampler
         self._iterators = [] if iterator is None else [iterator]
         self._held: tuple[int, list[Any]] = 0, []  # from this one on
-        self._has_ended = False
+        self.has_ended = False
 
     @property
     def iterator(self) -> Iterator[Any] | None:
@@ -120,13 +120,18 @@ class IteratedKeys:
     def draw(self, stop: int) -> None:
         """Draw the keys before ``stop``, and hold them."""
         n = stop - self.n_drawn
-        if n > 0 and not self._has_ended:
+        if n > 0 and not self.has_ended:
             self._held[1].extend(map(next, itertools.repeat(self.open(), n)))
-            self._has_ended = self.n_drawn < stop
+            self.has_ended = self.n_drawn < stop
 
     def begin(self, n: int) -> None:
         """Have the iterator go on after ``n`` keys."""
         self._held = n, []
+
+    def finish(self, n: int) -> None:
+        """Have no key follow the first ``n``."""
+        self.draw(sys.maxsize)
+        self._held, self.has_ended = (n, []), True
 
     def skip(self, n: int) -> None:
         """Draw the first keys of an epoch, and leave them out.
@@ -153,11 +158,55 @@ class IteratedKeys:
         return keys[: stop - first]
 
 
+class DealtKeys:
+    """A rank's keys of an epoch in which the number of ranks has changed: what was left of torch's
+    order of all ranks, in turns, padded or cut as the sampler says.
+
+    Parameters
+    ----------
+    sampler : DistributedSampler
+    place : int
+        Number of keys that all ranks had had.
+    own : int
+        Number that stands for them in the count of this rank's keys.
+    """
+
+    def __init__(self, sampler: Any, place: int, own: int) -> None:
+        self._sampler, self._place, self._own = sampler, place, own
+
+    def __iter__(self) -> Iterator[Any]:
+        sampler = self._sampler
+        n, ranks = len(sampler.dataset), sampler.num_replicas
+        n_left = n - self._place
+        size = n_left // ranks if sampler.drop_last else -(-n_left // ranks)
+        order = np.arange(n)
+        if sampler.shuffle:
+            generator = torch.Generator()
+            generator.manual_seed(sampler.seed + sampler.epoch)
+            order = torch.randperm(n, generator=generator).numpy()
+        places = self._place + sampler.rank + ranks * np.arange(size)
+        keys = order[places % max(n, 1)].tolist()
+        return itertools.chain(itertools.repeat(None, self._own), keys)
+
+
+_CHANGES = ("_dealt", "_epoch_length")
+
+
+def _changed(
+    sampler: Any, _dealt: list[int] | None = None, _epoch_length: int | None = None
+) -> Any:
+    """The sampler of an epoch that goes on with other ranks, or a dataset that has grown."""
+    if _dealt is not None:
+        return DealtKeys(sampler, *_dealt)
+    if _epoch_length is not None and is_permutation(sampler):
+        n = sampler._num_samples
+        return RandomSampler(range(_epoch_length), False, n, sampler.generator)
+    return sampler
+
+
 def _has_order(sampler: Any) -> bool:
     return type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.num_samples == len(sampler.data_source)
+        is_permutation(sampler) and sampler.num_samples == len(sampler.data_source)
     )
 
 
@@ -253,23 +302,26 @@ class SamplerKeys:
         self._ranks = 1, 0
         if type(self._sampler) is DistributedSampler:  # each rank takes every n-th key
             self._ranks = self._sampler.num_replicas, self._sampler.rank
+        #: what an earlier change has left of the epoch; see `fastiter.torch._changes`
+        self._changes = {name: main[name] for name in _CHANGES if name in main} if main else {}
+        drawn = _changed(self._sampler, **self._changes)
         self._source: Any
-        if self._cuts and _has_order(self._sampler):
-            self._source = OrderKeys(self._sampler)
+        if self._cuts and _has_order(drawn):
+            self._source = OrderKeys(drawn)
         else:
-            self._source = IteratedKeys(self._sampler, None if self._cuts else iterator)
-        self.first = self._end = 0, 0
+            is_given = drawn is self._sampler and not self._cuts
+            self._source = IteratedKeys(drawn, iterator if is_given else None)
+        self.first = self._end = self._cut_since = 0, 0
         self._left: list[tuple[int, int, int]] = []
         if main is not None:
             self.first = main["_sampler_iter_yielded"], main["_keys_yielded"]
             number, key = main["_delivered_up_to"]
             self._end = number, key
             self._left = [(number, key, size) for number, key, size in main["_not_delivered"]]
-            if self._left and main["_batch_size"] is not None and not self._cuts:
-                raise ValueError(
-                    f"batches of {main['_batch_size']} are missing in state_dict: load it with a "
-                    "batch_size, not with batch_size=None"
-                )
+            if main["_batch_size"] == self._batch_size():
+                self._cut_since = tuple(main.get("_cuts", (0, 0)))
+            else:
+                self._cut_since = self._end
         self.n_states = 0  #: of the batches drawn last, how many have their states kept for `state`
         self._states: dict[int, dict[str, Any]] = {}  # by the number of keys before
         self.cutter: Any = None  #: has the size of the next batch: the batch sampler, as a rule
@@ -295,6 +347,8 @@ class SamplerKeys:
             self._source.begin(n_keys)
             if of_iterator is not None:
                 self._source.open().load_state_dict(of_iterator)
+            if main.get("_has_ended"):  # its state may be that of a start
+                self._source.finish(n_keys)
         elif main["_has_begun"]:
             self._source.skip(n_keys)
             self._source.draw(max(n_keys, 1))
@@ -393,5 +447,22 @@ class SamplerKeys:
             "_keys_yielded": key,
             "_delivered_up_to": list(end),
             "_not_delivered": [list(one) for one in left],
-            "_batch_size": int(self._batches.batch_size) if self._cuts else None,
+            "_batch_size": self._batch_size(),
+            "_cuts": self._cuts_before(end),
+            "_has_ended": self._has_ended_after(key),
+            **self._changes,
         }
+
+    def _has_ended_after(self, key: int) -> bool:
+        """Whether a sampler with a state has given no key after the first ``key``."""
+        source = self._source
+        return self.is_stateful and source.has_ended and source.n_drawn <= key
+
+    def _batch_size(self) -> int | None:
+        return int(self._batches.batch_size) if self._cuts else None
+
+    def _cuts_before(self, end: tuple[int, int]) -> list[int]:
+        """The place after which all batches before ``end`` have the present size."""
+        since, size = self._cut_since, self._batch_size() or 1
+        n_short = (end[0] - since[0]) * size - (end[1] - since[1])  # of the last one
+        return list(since if 0 <= n_short < size else end)

@@ -27,22 +27,27 @@ from fastiter.iterators._arguments import (
 )
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError, checked
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
+from fastiter.torch._changes import (
+    converted,
+    cut_size,
+    digest_of,
+    facts_of,
+    facts_of_none,
+    values_of,
+)
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import LastIteration, LoaderIterator
-from fastiter.torch._orders.keys import adopted, load_of_loader, owner_of
+from fastiter.torch._orders.keys import adopted, load_of_loader, own_state, owner_of
 from fastiter.torch._state import (
     Resume,
-    digest_of,
     drawn_from,
     draws_globally,
     epoch_of,
-    facts_of,
     length_of,
     load_program_state,
     program_state,
     unbegun_state,
-    values_of,
 )
 from fastiter.torch._statistics import Iterations
 
@@ -99,9 +104,8 @@ persistent_workers, pin_memory_device, in_order
     seed_examples : bool, optional
         Whether `random`, NumPy's and torch's global generators are seeded for each example, by the
         epoch and the place of the example in it. A dataset with random transforms then gives the
-        same examples with any number of workers, and after resuming, also with another batch size
-        or another number of ranks of torch's `DistributedSampler`. A dataset that fetches
-        batches by ``__getitems__`` is called with generators seeded for each batch.
+        same examples with any number of workers, and after resuming, also with another batch size.
+        A dataset that fetches batches by ``__getitems__`` is asked for one example at a time.
     on_error : {'raise', 'skip'} or callable, optional
         Treatment of an example that fails, as in `MultiprocessIterator`: its batch comes without
         it. ``on_error(key, exception)`` is called by the loop's thread, and returns 'raise', 'skip'
@@ -242,9 +246,9 @@ persistent_workers, pin_memory_device, in_order
                 "IterableDataset have no index"
             )
         self._digest: tuple[Any, int, str] | None = None
-        self._loaded: Resume | None = None
-        self._loaded_state: dict[str, Any] | None = None  # the same, as it was given
-        self._loaded_record: LoadedRecord | None = None  # the same, of a sampler of fastiter's
+        self._loaded: dict[str, Any] | None = None  # a state from which the next iteration goes on
+        self._is_strict = True  # about it
+        self._loaded_record: LoadedRecord | None = None  # in it, of a sampler of fastiter's
         self._last_iteration = LastIteration()
 
     def _check_shared_rows(self, name: str) -> None:
@@ -259,11 +263,6 @@ persistent_workers, pin_memory_device, in_order
             raise ValueError(
                 f"{what} needs a dataset whose examples any worker can fetch, not an "
                 "IterableDataset and none with a state_dict()"
-            )
-        if self.seed_examples and callable(getattr(dataset, "__getitems__", None)):
-            raise ValueError(
-                f"{what} and seed_examples=True need a dataset without __getitems__, whose call "
-                "for a batch has one seed"
             )
 
     def _check_skips(self, is_iterable: bool) -> None:
@@ -305,14 +304,18 @@ persistent_workers, pin_memory_device, in_order
         if not self._has_state():
             return super()._get_iterator()
         self._refuse_moved()
+        resume = None
+        if self._loaded is not None:  # the dataset may have changed since
+            resume = Resume.of(converted(self._loaded, self, self._is_strict, is_again=True))
         if self.num_workers == 0:
-            made: LoaderIterator = InProcessIterator(self, self._loaded)
+            made: LoaderIterator = InProcessIterator(self, resume)
         else:
             self.check_worker_number_rationality()
-            made = WorkersIterator(self, self._loaded)
-        if self._loaded_record is None:  # else the first batch is the end of it
+            made = WorkersIterator(self, resume)
+        if (
+            self._loaded_record is None or self._loaded_record.is_finished
+        ):  # else until it has begun
             self._loaded = None  # not if it was refused
-        self._loaded_state = None
         self._last_iteration.iterator = weakref.ref(made)
         return made
 
@@ -327,7 +330,7 @@ persistent_workers, pin_memory_device, in_order
         if record is None or record.is_finished:
             return
         if owner is None or owner._loaded is not record:
-            self._loaded = self._loaded_state = self._loaded_record = None
+            self._loaded = self._loaded_record = None
 
     @property
     def set_epoch(self) -> Callable[[int], None]:
@@ -406,11 +409,11 @@ persistent_workers, pin_memory_device, in_order
             state = own.state_dict()
         elif self._last_iteration.state is not None:
             state = {**self._last_iteration.state, **program_state(draws_globally(self))}
-        elif self._loaded_state is not None:
-            return self._loaded_state
+        elif self._loaded is not None:
+            return copy.deepcopy(self._loaded)
         else:
-            return unbegun_state(self)
-        state["_facts"] = state["_facts"] or self._facts()
+            return {**unbegun_state(self), "_facts": facts_of_none(self)}
+        state["_facts"] = state["_facts"] or facts_of(self)
         Resume.of(state).check()
         return state
 
@@ -469,20 +472,6 @@ persistent_workers, pin_memory_device, in_order
     def _stop_trace(self) -> WorkerTraces:
         return self._iterations.stop_trace()
 
-    def _facts(self) -> dict[str, Any]:
-        is_iterable = self._dataset_kind == _DatasetKind.Iterable
-        owner = self._owner
-        if owner is not None:  # its place tells the rest
-            facts: dict[str, Any] = {"sampler": f"fastiter.torch.{type(owner).__qualname__}"}
-        else:
-            facts = facts_of(self._index_sampler, self.dataset, is_iterable)
-        return {
-            **facts,
-            "generator": None if self.generator is None else "given",
-            "seed_examples": bool(self.seed_examples),
-            **self._digest_of_values(),
-        }
-
     def _digest_of_values(self) -> dict[str, str]:
         """The weights or indices that the sampler draws from, read once for each object."""
         found = values_of(drawn_from(self._index_sampler))
@@ -506,42 +495,49 @@ persistent_workers, pin_memory_device, in_order
     ) -> None:
         """Have the next iteration begin after the batch at which `state_dict` was called.
 
+        What is left of the epoch stays the same with another batch size, ``drop_last``, or number
+        of workers; with another number of ranks of torch's `DistributedSampler` it is dealt anew.
+
         A loader without a ``generator`` of its own also sets torch's global generator back, at
         once: set your own random numbers after this call.
+
+        Parameters
+        ----------
+        state_dict : dict
+        strict : bool, optional
+            Whether changes are refused that only later epochs depend on: a dataset that has grown,
+            in order or shuffled without replacement, and another ``persistent_workers``. States of
+            earlier versions, which cannot be compared, are then a `UserWarning`.
 
         Raises
         ------
         ValueError
-            If it is no such state. The next iteration raises it if it cannot be told which examples
-            are left: of another length of the dataset or the sampler, another class of sampler, or
-            other attributes, weights or indices of one of torch's; if one of both loaders has a
-            ``generator`` and the other has none, or their ``seed_examples`` differ.
-        AssertionError
-            By the next iteration, as in torchdata, if the number of workers has changed, and each
-            of them had a state of the dataset's, or a part of an `IterableDataset`.
+            If it is no such state, or it cannot be told which examples are left: the sampler is of
+            another class, length or arguments; the dataset has another length; one of both loaders
+            has a ``generator`` and the other has none, or their ``seed_examples`` differ. The
+            loader has not changed then. Also an AssertionError, as in torchdata, if the number of
+            workers has changed, and each of them had a state of the dataset's, or a part of an
+            `IterableDataset`. The next iteration raises it if the dataset changes in between.
         RuntimeError
             As `state_dict`.
         """
         self._require_state()
-        owner, record = self._owner, None
-        if owner is not None and state_dict and "_unbegun_states" not in state_dict:
-            first = state_dict if isinstance(state_dict, dict) else state_dict[0]
-            Resume.of(first).agreeing(self._facts())
-            size = getattr(self._index_sampler, "batch_size", None) or 1
-            state_dict, record = load_of_loader(owner, state_dict, size, strict)
-        assert isinstance(state_dict, dict)
-        self._iterator = None
-        self._last_iteration = LastIteration()
-        self._loaded = self._loaded_state = None
+        owner, states, record = self._owner, state_dict, None
+        if owner is not None and not isinstance(state_dict, dict):
+            state_dict = own_state(owner, state_dict)
+        state = converted(state_dict, self, strict) if state_dict else {}
+        skips = SkipState.loaded(state.get("_skipped"), takes_texts=True)
+        is_begun = bool(state) and "_unbegun_states" not in state
+        if owner is not None and is_begun:
+            record = load_of_loader(owner, states, cut_size(self), strict)
+        if state:
+            load_program_state(self, state)
+        self._iterator = self._loaded = None
         self._loaded_record = record
-        if not state_dict:
-            return
-        if "_unbegun_states" not in state_dict:
-            self._loaded = Resume.of(state_dict)
-            skips = SkipState.loaded(state_dict.get("_skipped"), takes_texts=True)
+        self._last_iteration = LastIteration()
+        if is_begun:
+            self._loaded, self._is_strict = state, strict
             self._last_iteration.skips = skips
-            self._loaded_state = copy.deepcopy(state_dict)
-            epoch = self._loaded.main["_sampler_epoch"]
+            epoch = Resume.of(state).main["_sampler_epoch"]
             if epoch is not None and epoch_of(self.sampler) is not None:
                 self.sampler.set_epoch(epoch)  # as in the loop that was left; a later call counts
-        load_program_state(self, state_dict)

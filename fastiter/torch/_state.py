@@ -6,23 +6,14 @@ The layout is that of torchdata's ``StatefulDataLoader``, with one more entry fo
 from __future__ import annotations
 
 import binascii
-import hashlib
-import math
 import traceback
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    _DatasetKind,
-)
+from torch.utils.data import BatchSampler, RandomSampler, _DatasetKind
 
 from fastiter._fetch.dataset_access import is_stateful
 
@@ -84,22 +75,28 @@ def hold_state(workers: Iterable[dict[str, Any]]) -> bool:
     )
 
 
+def samplers_in(*samplers: Any) -> Iterator[Any]:
+    """The samplers, and those that they draw from."""
+    left = [*samplers]
+    while left:
+        sampler = left.pop(0)
+        yield sampler
+        inner = (getattr(sampler, name, None) for name in ("batch_sampler", "sampler"))
+        left += [one for one in inner if one is not None and one is not sampler]
+
+
 def generators_of(loader: Any) -> list[torch.Generator]:
     """The generators that an iteration draws from: the loader's, and those of its samplers. None
     stands for the global generator."""
     if loader._owner is not None:  # its orders and seeds follow from the seed of its sampler
         return [] if loader.generator is None else [loader.generator]
     found = [torch.default_generator if loader.generator is None else loader.generator]
-    samplers = [loader.batch_sampler, loader.sampler]
-    while samplers:
-        sampler = samplers.pop(0)
+    for sampler in samplers_in(loader.batch_sampler, loader.sampler):
         generator = getattr(sampler, "generator", found[0])
         if generator is None:
             generator = torch.default_generator
         if isinstance(generator, torch.Generator) and all(generator is not g for g in found):
             found.append(generator)
-        inner = (getattr(sampler, name, None) for name in ("batch_sampler", "sampler"))
-        samplers += [one for one in inner if one is not None and one is not sampler]
     return found
 
 
@@ -124,6 +121,12 @@ def set_states(generators: list[torch.Generator], states: list[str]) -> None:
     """Set generators back to what `states_of` gave."""
     for generator, state in zip(generators, states, strict=False):
         generator.set_state(_unpacked(state))
+
+
+def check_states(states: list[str]) -> None:
+    """Raise ValueError if one of them is not of `states_of`."""
+    for state in states:
+        _unpacked(state)
 
 
 def _packed(state: torch.Tensor) -> str:
@@ -181,15 +184,7 @@ def load_program_state(loader: Any, state: dict[str, Any]) -> None:
             drawn_from(loader._index_sampler).load_state_dict(state["_index_sampler_state"])
 
 
-# ---- what the keys of an epoch depend on ---------------------------------------------------------
-
-_DISTRIBUTED = f"{DistributedSampler.__module__}.{DistributedSampler.__qualname__}"
-# Of torch's own samplers; of others those of which no two values have the same keys.
-_TORCHS_FACTS = ("replacement", "shuffle", "seed", "drop_last", "num_replicas", "batch_size")
-_FACTS = ("num_replicas", "batch_size")
-# Of the loader: torch draws a seed first where there is no generator, so that orders differ. States
-# of earlier versions do not tell them.
-_ARGUMENTS = ("generator", "seed_examples", "sampler.weights", "sampler.indices")
+# ---- samplers ------------------------------------------------------------------------------------
 
 
 def drawn_from(sampler: Any) -> Any:
@@ -203,34 +198,9 @@ def is_torchs(sampler: Any) -> bool:
     return type(sampler).__module__.startswith("torch.utils.data")
 
 
-def facts_of(sampler: Any, dataset: Any, is_iterable: bool) -> dict[str, Any]:
-    """Facts about a loader's index sampler and dataset that decide the keys of an epoch."""
-    inner = drawn_from(sampler)
-    module = type(inner).__module__.replace("__mp_main__", "__main__")  # in a spawned process
-    given = getattr(inner, "__dict__", {})
-    names = _TORCHS_FACTS if is_torchs(inner) else _FACTS
-    named = {name: given[name] for name in names if type(given.get(name)) in (bool, int)}
-    return {
-        "sampler": f"{module}.{type(inner).__qualname__}",
-        "len(dataset)": None if is_iterable else length_of(dataset),
-        **{f"sampler.{name}": value for name, value in named.items()},
-        "len(sampler)": length_of(inner),
-    }
-
-
-def values_of(sampler: Any) -> tuple[str, Any] | None:
-    """Name and value of what a sampler of torch's draws from, if that is an array or a list."""
-    if type(sampler) is WeightedRandomSampler:
-        return "weights", sampler.weights
-    return ("indices", sampler.indices) if type(sampler) is SubsetRandomSampler else None
-
-
-def digest_of(values: Any) -> str:
-    """A text that tells weights or indices apart."""
-    array = np.ascontiguousarray(values)
-    if array.dtype.hasobject:  # keys of any type
-        array = np.frombuffer(repr([*values]).encode(), np.uint8)
-    return hashlib.blake2b(array.data, digest_size=8, person=array.dtype.str.encode()).hexdigest()
+def is_permutation(sampler: Any) -> bool:
+    """Whether a sampler of torch's gives each example once, shuffled."""
+    return type(sampler) is RandomSampler and not sampler.replacement
 
 
 def length_of(value: Any) -> int | None:
@@ -239,15 +209,6 @@ def length_of(value: Any) -> int | None:
         return len(value)
     except Exception:
         return None
-
-
-def other_workers(before: int, now: int) -> AssertionError:
-    """The error of a stream whose parts belong to another number of workers. It has the class that
-    torchdata's loader raises."""
-    return AssertionError(
-        f"state_dict was saved with {before} workers, but num_workers is {now}: each worker's part "
-        f"of an IterableDataset depends on this number; pass num_workers={before}"
-    )
 
 
 #: Entries that a state with fastiter's sampler has only if they are not these.
@@ -275,7 +236,6 @@ class Resume(NamedTuple):
     n_more: int  #: batches delivered after the state of the workers was taken
     n_more_keys: int  #: in these
     is_finished: bool
-    facts: dict[str, Any]  #: result of `facts_of`
     epoch: int = 0  #: number of the iteration
 
     @classmethod
@@ -289,15 +249,13 @@ class Resume(NamedTuple):
         """
         try:
             _ = state["_rank"], state["_global_state"]
-            is_finished, facts = state["_iterator_finished"], state["_facts"]
+            is_finished = state["_iterator_finished"]
             epoch = int(state.get("_epoch", 0))
             if "_snapshot" not in state:
                 worker = {key: state[key] for key in ("fetcher_state", "dataset_state")}
                 _ = state["_keys_yielded"]
                 main = {**DEFAULTS, **state}
-                return cls(
-                    state["_num_yielded"], main, [worker], 0, 0, 0, 0, is_finished, facts, epoch
-                )
+                return cls(state["_num_yielded"], main, [worker], 0, 0, 0, 0, is_finished, epoch)
             snapshot = state["_snapshot"]
             main = {**DEFAULTS, **snapshot["_main_snapshot"]}
             n_workers, _ = main["_num_workers"], main["_keys_yielded"]
@@ -312,7 +270,6 @@ class Resume(NamedTuple):
                 state["_steps_since_snapshot"],
                 state["_keys_since_snapshot"],
                 is_finished,
-                facts,
                 epoch,
             )
         except (KeyError, TypeError) as error:
@@ -332,70 +289,13 @@ class Resume(NamedTuple):
 
     def keys_by_worker(self, n_workers: int) -> list[int]:
         """Number of keys that each worker has had in the epoch."""
+        if self.n_workers != n_workers:  # of one worker, or of none
+            return [self.main["_keys_yielded"], *[0] * (n_workers - 1)]
         return list(self.main.get("_keys_by_worker", [0] * n_workers))
 
-    def agreeing(self, facts: dict[str, Any]) -> Resume:
-        """The same state, for a loader with these facts.
-
-        Raises
-        ------
-        ValueError
-            If it cannot be told which keys are left.
-        """
-        saved, main = self.facts, self.main
-        names = [
-            name
-            for name in {**facts, **saved}
-            if saved.get(name) != facts.get(name) and (name in saved or name not in _ARGUMENTS)
-        ]
-        replicas = "sampler.num_replicas"
-        if not names:
-            return self
-        if (
-            replicas not in names
-            or not set(names) <= {replicas, "len(sampler)"}
-            or facts["sampler"] != _DISTRIBUTED
-            or self.has_worker_state
-        ):
-            name = names[0]
-            whose = "dataset" if name == "len(dataset)" else "sampler"
-            whose = name if name in _ARGUMENTS[:2] else whose
-            raise ValueError(
-                f"state_dict was saved with {name} = {saved.get(name)!r}, which is now "
-                f"{facts.get(name)!r}: the rest of that epoch cannot be told; pass the {whose} of "
-                "the loader that has saved it"
-            )
-        # Ranks take keys of the whole order in turn: together they have had its first ones.
-        before, now, n_keys = saved[replicas], facts[replicas], main["_keys_yielded"]
-        size = main["_batch_size"] or 1
-        if not self.is_finished and (main["_not_delivered"] or n_keys * before % now):
-            steps = now // math.gcd(now, before * size)
-            raise ValueError(
-                f"state_dict was saved with {replicas} = {before}, which is now {now}: what "
-                f"{before} ranks have had, {n_keys} examples each, {now} ranks cannot have had; "
-                f"pass num_replicas={before}, or a state without missing batches, after a multiple "
-                f"of {steps} steps with batch_size={size}"
-            )
-        place = [main["_sampler_iter_yielded"], min(n_keys * before // now, facts["len(sampler)"])]
-        change = {"_keys_yielded": place[1], "_delivered_up_to": place, "_not_delivered": []}
-        return self._replace(main={**main, **change})
-
-    def of_worker(self, number: int, n_workers: int) -> dict[str, Any] | None:
-        """The state that a worker goes on from, or None.
-
-        Raises
-        ------
-        AssertionError
-            If the datasets of another number of workers had states.
-        """
-        if not self.has_worker_state:
-            return None
-        if n_workers != self.n_workers:
-            raise AssertionError(
-                f"state_dict holds a state of the dataset for each of {self.n_workers} workers, "
-                f"but num_workers is {n_workers}: pass num_workers={self.n_workers}"
-            )
-        return self.workers[number]
+    def of_worker(self, number: int) -> dict[str, Any] | None:
+        """The state that a worker goes on from, or None."""
+        return self.workers[number] if self.has_worker_state else None
 
 
 def begin_fetching(

@@ -276,7 +276,7 @@ class _WholeBatchMaker:
         """The batch of the keys that do not fail; or their examples, if others do."""
         is_batch = self._job.auto_collation
         keys = request.keys if is_batch else [request.keys]
-        examples, failed = examples_of(self._fetcher.dataset, keys, request.seeds)
+        examples, failed = examples_of(self._fetcher.dataset, keys)
         if not failed:
             return self._collate(examples if is_batch else examples[0])
         self._failures = tuple((place, dump(error)) for place, error in failed)

@@ -264,7 +264,6 @@ class Stream(torch_data.IterableDataset):
         ({"dataset_timeout": -1, "num_workers": 1}, "dataset_timeout"),
         ({"dataset": Stateful(), "hedge": 0.1, "num_workers": 1}, "hedge=0.1.*state_dict"),
         ({"dataset": Stream(), "dataset_timeout": 1, "num_workers": 1}, "IterableDataset"),
-        ({"dataset": Whole(), "hedge": 1, "num_workers": 1, "seed_examples": True}, "__getitems__"),
     ],
 )
 def test_arguments_without_effect_are_refused(options, text):

@@ -69,22 +69,27 @@ def _is_bare(sampler: Any) -> bool:
     return is_of_fastiter(sampler) or (callable(sampler) and not isinstance(sampler, type))
 
 
+def own_state(owner: EpochOwner, states: Any) -> Any:
+    """This rank's of the states of the loaders of all ranks."""
+    states = list(states)
+    return states[min(owner.rank, len(states) - 1)] if states else {}
+
+
 def load_of_loader(
-    owner: EpochOwner, states: Any, batch_size: int, strict: bool
-) -> tuple[dict[str, Any], LoadedRecord]:
-    """Have a sampler go on from the state of a loader, or from those of all ranks. Returns this
-    rank's state, and what the next iterator goes on from, unless `EpochOwner.set_epoch` is called.
-    """
-    states = [states] if isinstance(states, Mapping) else list(states)
-    resumes = [Resume.of(state) for state in states]
-    rank = min(owner.rank, len(states) - 1)
-    records = [resume.main.get("_order") for resume in resumes]
-    main = resumes[rank].main
-    of_all = records if len(records) > 1 else None
-    loaded = LoadedRecord(records[rank], strict, main["_sampler_iter_yielded"], of_all)
-    loaded.is_finished = resumes[rank].is_finished
-    owner.load(loaded, batch_size)
-    return states[rank], loaded
+    owner: EpochOwner, states: Any, batch_size: int | None, strict: bool
+) -> LoadedRecord:
+    """Have a sampler go on from the state of a loader, or from those of all ranks. Returns what the
+    next iterator goes on from, unless `EpochOwner.set_epoch` is called."""
+    is_list = not isinstance(states, Mapping)
+    own = Resume.of(own_state(owner, states) if is_list else states)
+    of_all = None
+    if is_list and len(states) > 1:
+        of_all = [Resume.of(state).main.get("_order") for state in states]
+    record, step = own.main.get("_order"), own.main["_sampler_iter_yielded"]
+    loaded = LoadedRecord(record, strict, step, of_all)
+    loaded.is_finished = own.is_finished
+    owner.load(loaded, batch_size or 1)
+    return loaded
 
 
 class EpochKeys:
