@@ -289,7 +289,7 @@ def test_other_loaders_have_no_set_epoch():
 
 @pytest.mark.parametrize("kind", [*ORDERS, "buckets", "tokens", "function"])
 def test_resumed_with_other_workers_batch_sizes_and_ranks(kind):
-    """What was delivered by all ranks, and what is left: each example once, in the same order."""
+    """The batches of all ranks and those that are left: each example once, in the same order."""
     generator = random.Random(0)
     cases = list(itertools.product((1, 2, 3), (0, 2), (1, 2, 3), (2, 4, 7), (0, 2)))
     for before, workers, after, size, other_workers in generator.sample(cases, 14):

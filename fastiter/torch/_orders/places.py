@@ -23,7 +23,7 @@ class EpochPlanner(Planner):
         """Nothing is drawn."""
 
 
-class Cursor:
+class DrawnRows:
     """The rows that an iterator of `Order` or `Batches` has drawn."""
 
     def __init__(self, planner: Planner) -> None:

@@ -29,7 +29,7 @@ from fastiter.iterators._arguments import MOST_ROWS
 from fastiter.iterators.samplers._batches import CallableBatches
 from fastiter.iterators.samplers.epochs import RowsOfEpochs, sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import OrderSampler
-from fastiter.torch._orders.places import Cursor, EpochPlanner, LoadedRecord
+from fastiter.torch._orders.places import DrawnRows, EpochPlanner, LoadedRecord
 
 if TYPE_CHECKING:
     from fastiter._plan.epochs import Planner
@@ -82,7 +82,7 @@ class EpochOwner(Sampler[Any]):
         self.epoch = 0
         self._loaded: LoadedRecord | None = None  # from which it goes on
         self._begun: tuple[Any, State] | None = None
-        self._cursor: Cursor | None = None  # of the iterator of another loader
+        self._drawn: DrawnRows | None = None  # of the iterator of another loader
         self._running: weakref.ref[Any] | None = None
         if not self.n_batches:
             raise ValueError(
@@ -98,7 +98,7 @@ class EpochOwner(Sampler[Any]):
         """
         epoch = checked_int("epoch", epoch, minimum=0)
         if self._loaded is None or epoch != self.epoch:
-            self.epoch, self._loaded, self._cursor = epoch, None, None
+            self.epoch, self._loaded, self._drawn = epoch, None, None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch, and the position in it after the indices that were drawn.
@@ -115,9 +115,9 @@ class EpochOwner(Sampler[Any]):
         """
         if self._loaded is not None:
             return dict(self._loaded.record)
-        if self._cursor is None:
+        if self._drawn is None:
             return packed(record_of(self.planner(self.epoch)))
-        return self._cursor.record()
+        return self._drawn.record()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Have the next iterator go on from a state, also with other ranks or another batch size.
@@ -141,13 +141,13 @@ class EpochOwner(Sampler[Any]):
     def load(self, loaded: LoadedRecord, batch_size: int | None = None) -> None:
         """Have the next iterator go on from a record, of a loader with this batch size."""
         loaded.go_to(self.planner(self.epoch, batch_size))
-        self.epoch, self._loaded, self._cursor = loaded.number, loaded, None
+        self.epoch, self._loaded, self._drawn = loaded.number, loaded, None
         if loaded.is_finished:
             self.take(loaded, loaded.number)
 
     def take(self, loaded: LoadedRecord | None, number: int) -> None:
         """Note that an iterator has begun with that epoch."""
-        self.epoch, self._loaded, self._cursor = number + 1, None, None
+        self.epoch, self._loaded, self._drawn = number + 1, None, None
 
     def run(self, iteration: Any) -> None:
         """Note the iteration through an epoch whose length is that of `len` meanwhile."""
@@ -208,23 +208,23 @@ class EpochOwner(Sampler[Any]):
         plan: Any = planner.advance(last)
         return (n_batches - 1) * planner.batch_size + len(plan.indices)
 
-    def _batches(self) -> Iterator[tuple[Cursor, list[int]]]:
+    def _batches(self) -> Iterator[tuple[DrawnRows, list[int]]]:
         """The batches of the next epoch, whose number is taken with the first of them."""
         loaded = self._loaded
         planner = self.planner(self.epoch)
         if loaded is not None:
             loaded.go_to(planner)
         self.take(loaded, planner.last_epoch)
-        cursor = self._cursor = Cursor(planner)
-        self.run(cursor)
-        while (plan := cursor.advance()).indices is not None:
-            yield cursor, plan.indices.tolist()
-        cursor.number = None
-        if self._cursor is cursor:
-            self._cursor = None
+        drawn = self._drawn = DrawnRows(planner)
+        self.run(drawn)
+        while (plan := drawn.advance()).indices is not None:
+            yield drawn, plan.indices.tolist()
+        drawn.number = None
+        if self._drawn is drawn:
+            self._drawn = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_begun": None, "_cursor": None, "_running": None}
+        return {**self.__dict__, "_begun": None, "_drawn": None, "_running": None}
 
 
 class Order(EpochOwner):
@@ -280,8 +280,8 @@ class Order(EpochOwner):
         )
 
     def __iter__(self) -> Iterator[int]:
-        for cursor, rows in self._batches():
-            for cursor.n, row in enumerate(rows, 1):
+        for drawn, rows in self._batches():
+            for drawn.n, row in enumerate(rows, 1):
                 yield row
 
     def __len__(self) -> int:
@@ -326,8 +326,8 @@ class Batches(EpochOwner):
         super().__init__(batch_sampler, dataset_or_length, None, rank, num_replicas, tail, False)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for cursor, rows in self._batches():
-            cursor.n = len(rows)
+        for drawn, rows in self._batches():
+            drawn.n = len(rows)
             yield rows
 
     def __len__(self) -> int:
