@@ -87,7 +87,7 @@ def facts_of(loader: Any, counts: bool = True) -> dict[str, Any]:
 def _facts_of_orders(loader: Any) -> dict[str, Any]:
     """The same with a sampler of fastiter's."""
     owner = loader._owner
-    return {
+    found = {
         "version": _VERSION,
         "sampler": f"fastiter.torch.{type(owner).__qualname__}",
         "len(dataset)": length_of(loader.dataset),
@@ -100,6 +100,7 @@ def _facts_of_orders(loader: Any) -> dict[str, Any]:
         "persistent_workers": loader.persistent_workers,
         "in_order": loader.in_order,
     }
+    return {name: fact for name, fact in found.items() if fact not in (None, False)}
 
 
 def facts_of_none(loader: Any) -> dict[str, Any]:
@@ -279,8 +280,8 @@ def _dealt_again(resume: Resume, saved: dict[str, Any], now: dict[str, Any]) -> 
         )
     if main["_not_delivered"] and not resume.is_finished:
         raise ValueError(
-            f"{told}: by in_order=False, batches of one rank are missing in it, and others of the "
-            f"other ranks; pass num_replicas={before}"
+            f"{told}: by in_order=False, batches of one rank are missing in it, and others of "
+            f"another rank; pass num_replicas={before}"
         )
     n, (place, own) = now["sampler.n"], main.get("_dealt", (0, 0))
     place = n if resume.is_finished else min(n, place + (main["_keys_yielded"] - own) * before)
@@ -317,10 +318,10 @@ def _check_cuts(resume: Resume, size: int | None, sampler: Any) -> None:
 def _check_same_cuts(resume: Resume, saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse other cuts by a sampler of fastiter's where batches have to be made as they were."""
     for name in ("batch_size", "num_replicas", "len(dataset)"):
-        if saved.get(name) != now[name]:
+        if saved.get(name) != now.get(name):
             raise ValueError(
                 f"{resume.n_more} batches since the last snapshot must be fetched again, as they "
-                f"were with {name} = {saved.get(name)!r}, which is now {now[name]!r}: pass that of "
+                f"were with {name} = {saved.get(name)!r}, which is now {now.get(name)!r}: pass that of "
                 "the loader that has saved the state, or snapshot_every_n_steps=1 where it is saved"
             )
 
@@ -349,22 +350,20 @@ def _check_workers(resume: Resume, loader: Any) -> None:
 
 def _count(state: dict[str, Any], main: dict[str, Any], resume: Resume) -> None:
     """Count the keys of the delivered batches, if a client has changed the number of batches."""
-    missing, (end, _) = main["_not_delivered"], main["_delivered_up_to"]
-    number = main["_sampler_iter_yielded"]
-    n_more = number - (missing[0][0] if missing else end)
-    if not n_more:
-        n_more = resume.n_yielded - main.get("_yielded", resume.n_yielded)
+    n_yielded, before = main.get("_counted", (resume.n_yielded, main["_sampler_iter_yielded"]))
+    n_more = main["_sampler_iter_yielded"] - before or resume.n_yielded - n_yielded
     if not n_more or resume.is_finished:
         return
-    number, (first, n_keys) = end + n_more, main.get("_cuts", (0, 0))
+    number, (first, n_keys) = before + n_more, main.get("_cuts", (0, 0))
+    missing = main["_not_delivered"] or main["_delivered_up_to"][0] != before
     size, held = main["_batch_size"] or 1, resume.has_worker_state
     if missing or held or number < first:
         why = "batches are missing in it" if missing else "the dataset has a state of its own"
         if not missing and not held:
             why = f"its batches were cut otherwise before batch {first}"
         raise ValueError(
-            f"state_dict counts {number} batches, but {end} when it was saved: where it would go "
-            f"on cannot be told, since {why}"
+            f"state_dict counts {number} batches, but {before} when it was saved: where it goes on "
+            f"cannot be told, since {why}"
         )
     n_keys += (number - first) * size
     if resume.n_workers:
@@ -380,7 +379,7 @@ def _count(state: dict[str, Any], main: dict[str, Any], resume: Resume) -> None:
         _sampler_iter_yielded=number,
         _keys_yielded=n_keys,
         _delivered_up_to=[number, n_keys],
-        _yielded=resume.n_yielded,
+        _counted=[resume.n_yielded, number],
     )
 
 

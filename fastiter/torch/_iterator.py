@@ -361,9 +361,10 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _sampler_state(self, n_yielded: int, delivered: Plan | None = None) -> dict[str, Any]:
         """Position of the sampler after the delivered batches, ``delivered`` among them."""
         keys, plans, planned = self._sampler_iter, self._planner, self._planner.planned
+        place = keys.state((planned.position, planned.n_keys), plans.pending(delivered))
         state = {
-            **keys.state((planned.position, planned.n_keys), plans.pending(delivered)),
-            "_yielded": n_yielded,
+            **place,
+            "_counted": [n_yielded, place["_sampler_iter_yielded"]],  # a client may change both
             "_IterableDataset_len_called": self._IterableDataset_len_called,
             "_shared_seed": self._shared_seed,
             "_generator_states": self._generator_states,

@@ -541,7 +541,7 @@ def without_facts(state):
 def of_batches(state):
     """As the first version wrote it, which counted batches."""
     main = state.get("_snapshot", {}).get("_main_snapshot", state)
-    names = ("_keys_yielded", "_batch_size", "_cuts", "_yielded", "_key_states", "_has_ended")
+    names = ("_keys_yielded", "_batch_size", "_cuts", "_counted", "_key_states", "_has_ended")
     for name in names:
         main.pop(name, None)
     main["_delivered_up_to"] = main["_delivered_up_to"][0]
@@ -619,7 +619,7 @@ def test_other_ranks_where_batches_are_missing():
     state = by_json(loader.state_dict())
     state["_snapshot"]["_main_snapshot"]["_not_delivered"] = [[0, 0, 4]]
     state["_snapshot"]["_main_snapshot"].update(
-        _sampler_iter_yielded=0, _keys_yielded=0, _delivered_up_to=[2, 8]
+        _sampler_iter_yielded=0, _keys_yielded=0, _delivered_up_to=[2, 8], _counted=[1, 0]
     )
     with pytest.raises(ValueError, match="by in_order=False, batches of one rank are missing"):
         loader_of(of_ranks(num_replicas=3)).load_state_dict(state)

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 from fastiter._plan.epoch_store import EpochStore
 from fastiter._plan.record import filled_record, packed
 from fastiter.iterators._addresses import Preview
-from fastiter.torch._orders.places import LoadedRecord, recorded
+from fastiter.torch._orders.places import LoadedRecord, recorded, shortened
 from fastiter.torch._orders.samplers import Batches, EpochOwner, Order, is_of_fastiter
 from fastiter.torch._state import Resume
 
@@ -84,8 +84,15 @@ def load_of_loader(
     own = Resume.of(own_state(owner, states) if is_list else states)
     of_all = None
     if is_list and len(states) > 1:
-        of_all = [Resume.of(state).main.get("_order") for state in states]
-    record, step = own.main.get("_order"), own.main["_sampler_iter_yielded"]
+        of_all = [Resume.of(state).main.get("_order", {}) for state in states]
+    record, number = own.main.get("_order"), own.main["_sampler_iter_yielded"]
+    n_yielded, before = own.main.get("_counted", (own.n_yielded, number))
+    step = before + (number - before or own.n_yielded - n_yielded)  # as a client has changed it
+    if step != before and own.has_worker_state:
+        raise ValueError(
+            f"state_dict counts {step} batches, but {before} when it was saved: where it goes on "
+            "cannot be told, since the dataset has a state of its own"
+        )
     loaded = LoadedRecord(record, strict, step, of_all)
     loaded.is_finished = own.is_finished
     owner.load(loaded, batch_size or 1)
@@ -240,7 +247,7 @@ class EpochKeys:
         return {
             "_sampler_iter_yielded": record["step"],
             "_keys_yielded": record["position"],
-            "_order": record,
+            "_order": shortened(record),
         }
 
     def _record(self, end: int, pending: set[int]) -> dict[str, Any]:

@@ -9,11 +9,20 @@ from fastiter._plan.epoch_sampler import SamplerRecord
 from fastiter._plan.epoch_store import EpochStore
 from fastiter._plan.epochs import Planner
 from fastiter._plan.missing import ReplayPlanner, snapshot_of_records
-from fastiter._plan.record import loaded_cut, packed, record_of, snapshot_of
+from fastiter._plan.record import VERSION, loaded_cut, packed, record_of, snapshot_of
 from fastiter.iterators._addresses import Preview
 
 if TYPE_CHECKING:
     from fastiter._plan.state import Snapshot, State
+
+
+_USUAL = {
+    "version": VERSION,
+    "kind": "epochs",
+    "is_new_epoch": False,
+    "previous_epoch_detail": None,
+}
+_MOST_SIZES = 8  # of a mixture's sources that are in a state of a loader
 
 
 class EpochPlanner(Planner):
@@ -67,6 +76,17 @@ def recorded(planner: Planner, state: State, early: Sequence[int] = ()) -> dict[
     return record
 
 
+def shortened(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without its usual entries, and without those that loaders do not read."""
+    cut = record["cut"]
+    if len(cut.get("sizes", ())) > _MOST_SIZES:
+        cut = {name: value for name, value in cut.items() if name != "sizes"}
+    record = {**record, "cut": cut, "previous_epoch_detail": None}
+    return {
+        name: value for name, value in record.items() if name not in _USUAL or _USUAL[name] != value
+    }
+
+
 class LoadedRecord:
     """A record to go on from.
 
@@ -93,9 +113,10 @@ class LoadedRecord:
                 "the state is not that of one of fastiter's samplers with a seed, as Order and "
                 "Batches have it"
             )
-        self.record: dict[str, Any] = dict(record)
+        self.record: dict[str, Any] = {**_USUAL, **record}
         self.number = of_sampler.n_drawn - 1  #: of the epoch
-        self._strict, self._step, self._of_all = strict, step, of_all
+        self._strict, self._step = strict, step
+        self._of_all = None if of_all is None else [{**_USUAL, **each} for each in of_all]
 
     def go_to(self, planner: Planner) -> Snapshot:
         """Have a planner go on from the record."""
@@ -109,7 +130,7 @@ class LoadedRecord:
         return snapshot
 
     def _moved(self, planner: Planner, step: Any) -> dict[str, Any]:
-        """The record before an earlier step of its epoch, which is cut as it was."""
+        """The record before another step of its epoch, which is cut as it was."""
         if self.record.get("missing"):
             raise ValueError(
                 f"batches are missing in state_dict: it cannot go back to batch {step}"
@@ -117,11 +138,12 @@ class LoadedRecord:
         replay = ReplayPlanner(planner, loaded_cut(self.record))
         loaded = snapshot_of(self.record, replay, strict=self._strict)
         replay.go_on_from(loaded)
-        first = loaded.anchor.step
-        if not first <= step < loaded.state.step:
+        first, state = loaded.anchor.step, loaded.state
+        end = state.step + replay.n_steps(state.cuts, state.position, state.whole_size)
+        if not first <= step < end or not replay.has_epoch(state.epoch):
             raise ValueError(
-                f"state_dict counts {step} batches of the epoch, but tells how it was cut from "
-                f"batch {first} to {loaded.state.step} only"
+                f"state_dict counts {step} batches of the epoch, but tells of its cuts from batch "
+                f"{first} to {end} only"
             )
         state = Preview(replay, replay.rank, EpochStore()).before(step)
         replay.go_on_from(loaded._replace(state=state))
