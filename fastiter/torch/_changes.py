@@ -321,8 +321,8 @@ def _check_same_cuts(resume: Resume, saved: dict[str, Any], now: dict[str, Any])
         if saved.get(name) != now.get(name):
             raise ValueError(
                 f"{resume.n_more} batches since the last snapshot must be fetched again, as they "
-                f"were with {name} = {saved.get(name)!r}, which is now {now.get(name)!r}: pass that of "
-                "the loader that has saved the state, or snapshot_every_n_steps=1 where it is saved"
+                f"were with {name} = {saved.get(name)!r}, not {now.get(name)!r}: pass that of the "
+                "loader that has saved the state, or snapshot_every_n_steps=1 where it is saved"
             )
 
 

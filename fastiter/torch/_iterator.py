@@ -151,7 +151,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             policy.is_batch, policy.rows = self._auto_collation, self._sampler_iter.rows
             self._stays_in_step = getattr(sampler, "num_replicas", 1) > 1
 
-    def _keys_of(self, main: dict[str, Any] | None) -> SamplerKeys | EpochKeys:
+    def _keys_of(self, main: dict[str, Any] | None) -> Any:
         iterator, rows = self._sampler_iter, epoch_rows(self._dataset)
         if self._owner is not None:
             is_seeded = self._seeds_examples
@@ -199,9 +199,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _next_batch(self) -> Any:
         """The batch of the first plan, or its `Failure`, with which the plan can be delivered."""
         plans = self._planner
-        keys = self._sampler_iter
-        if self._owner is not None and not (keys.has_begun or keys.take()):
-            self._plan_again()
+        if self._owner is not None and not self._sampler_iter.has_begun:
+            self._take_epoch()
         while True:
             plan = plans.peek()
             if plan.indices is None:
@@ -237,13 +236,18 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
                 batch = batch, self._keys_of_rows(plan, plan.progress, True)
             return batch
 
-    def _plan_again(self) -> None:
-        """Go on to the next epoch of a sampler of fastiter's, whose number is taken already."""
-        self._sampler_iter = self._keys_of(None)
-        self._sampler_iter.take()
-        self._planner.epoch += 1
-        self._executor.drop([])
-        self._begin(None)
+    def _take_epoch(self) -> None:
+        """Take the number of an epoch of fastiter's sampler. If the sampler has gone on since
+        batches were planned, they are planned again. An interrupted call can be made again."""
+        while True:
+            keys: Any = self._sampler_iter
+            is_planned = self._planner.keys is keys
+            if is_planned and keys.take():
+                return
+            self._sampler_iter = self._keys_of(None)
+            self._planner.epoch += 1
+            self._executor.drop([])
+            self._begin(None)
 
     def _begin(self, resume: Resume | None) -> None:
         """Begin an epoch, or continue a loaded one."""

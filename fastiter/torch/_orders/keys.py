@@ -119,7 +119,8 @@ class EpochKeys:
     generator_states: list[str] | None = None
     is_stateful = False
     n_states = 0
-    number: int | None = None  #: of the epoch, once it was taken
+    has_begun = False  #: whether the number of the epoch was taken
+    number: int | None = None  #: of the epoch
     _planner: Planner | None = None  # once batches were planned
 
     def __init__(self, index_sampler: Any, is_batched: bool, is_seeded: bool, rows: Any) -> None:
@@ -156,11 +157,6 @@ class EpochKeys:
         return sum(plan.n_rows for plan in self._ahead)
 
     @property
-    def has_begun(self) -> bool:
-        """Whether the number of the epoch was taken."""
-        return self.number is not None
-
-    @property
     def is_filling(self) -> bool:
         """Whether batches have to come in order."""
         return bool(self._ahead)
@@ -172,13 +168,16 @@ class EpochKeys:
         """Take the number of the epoch, with the first batch. False: batches were planned, and the
         sampler has gone on to another epoch since."""
         owner, loaded, planner = self._owner, self._loaded, self._planner
-        if planner is None:
-            planner = self._begin(None)
-        elif owner._loaded is not loaded or (loaded is None and owner.epoch != planner.last_epoch):
-            return False
-        owner.take(loaded, planner.last_epoch)
+        if self.number is None:
+            if planner is None:
+                planner = self._begin(None)
+            elif owner._loaded is not loaded or (not loaded and owner.epoch != planner.last_epoch):
+                return False
+            self.number = planner.last_epoch
+        if owner.epoch == self.number:  # else an interrupt came behind this
+            owner.take(self.number)
         owner.run(self)
-        self.number = planner.last_epoch
+        self.has_begun = True
         return True
 
     def draw(self, n_planned: int, n_keys: int) -> tuple[int, int, int, Any]:

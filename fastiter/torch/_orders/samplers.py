@@ -143,9 +143,9 @@ class EpochOwner(Sampler[Any]):
         loaded.go_to(self.planner(self.epoch, batch_size))
         self.epoch, self._loaded, self._drawn = loaded.number, loaded, None
         if loaded.is_finished:
-            self.take(loaded, loaded.number)
+            self.take(loaded.number)
 
-    def take(self, loaded: LoadedRecord | None, number: int) -> None:
+    def take(self, number: int) -> None:
         """Note that an iterator has begun with that epoch."""
         self.epoch, self._loaded, self._drawn = number + 1, None, None
 
@@ -214,7 +214,7 @@ class EpochOwner(Sampler[Any]):
         planner = self.planner(self.epoch)
         if loaded is not None:
             loaded.go_to(planner)
-        self.take(loaded, planner.last_epoch)
+        self.take(planner.last_epoch)
         drawn = self._drawn = DrawnRows(planner)
         self.run(drawn)
         while (plan := drawn.advance()).indices is not None:
