@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastiter._plan.epochs import Planner
     from fastiter._plan.state import State
 
-_MOST_KEPT = 4096  # plans: more than batches are planned ahead
+_MOST_KEPT = 256  # plans: as many as batches are planned ahead, as a rule
 
 
 def owner_of(index_sampler: Any) -> EpochOwner | None:
