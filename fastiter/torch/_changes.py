@@ -46,7 +46,7 @@ _OF_STATEFUL = ("sampler", "generator", "generators", "seed_examples", "persiste
 
 
 def facts_of(loader: Any, counts: bool = True) -> dict[str, Any]:
-    """What decides the batches of an epoch.
+    """Facts that decide the batches of an epoch.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def _facts_of_orders(loader: Any) -> dict[str, Any]:
 
 
 def facts_of_none(loader: Any) -> dict[str, Any]:
-    """What decides the batches of an iteration of which none has been made: it may have other
+    """Facts that decide the batches of an iteration of which none has been made: it may have other
     workers and cuts."""
     return {"version": _VERSION, **_without(facts_of(loader), _FREE)}
 
@@ -155,7 +155,7 @@ def converted(state: Any, loader: Any, strict: bool, is_again: bool = False) -> 
 
     Parameters
     ----------
-    state : what `state_dict` has returned.
+    state : result of `state_dict`.
     loader : DataLoader
     strict : whether a change is refused that only later epochs depend on.
     is_again : whether this function has returned the state; the dataset or the loader may have

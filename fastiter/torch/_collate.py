@@ -1,13 +1,16 @@
-"""The result of `default_collate`, made in place: each leaf is a column of the slot."""
+"""The result of `default_collate`, made in place: each leaf is a column of the slot; or made of the
+columns of a dataset."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 from torch.utils.data._utils import collate as torch_collate
 
 from fastiter._collate.numpy_fallback import Indices
@@ -31,7 +34,8 @@ from fastiter._ring.schema import (
 )
 from fastiter._workers.batch_converter import CallableConverter, ConcatConverter
 from fastiter._workers.row_writer import RowWriter
-from fastiter.datasets.arrow_dataset import ArrowDataset
+from fastiter.datasets._arrow_sources import is_changed
+from fastiter.datasets.arrow_dataset import ArrowDataset, arrow_source
 from fastiter.iterators._batch_maker import ConcatOptions, concat_of
 
 _COLUMNS = {ARRAY, INT, FLOAT, BOOL, SCALAR}
@@ -258,6 +262,60 @@ def has_torchs_table() -> bool:
         ):
             return False
     return True
+
+
+def fetched(loader: Any) -> Any:
+    """The dataset that a new iteration of the loader fetches from, by the format that it has now.
+
+    `loader.dataset` is always the program's own object. A `datasets.Dataset` is read by its Arrow
+    columns where `default_collate` would make the same batches, or for `concat_examples`.
+    """
+    dataset = loader.dataset
+    datasets = sys.modules.get("datasets")
+    if (
+        datasets is None
+        or not isinstance(dataset, datasets.Dataset)
+        or is_changed(dataset)
+        or not loader._auto_collation
+    ):
+        return dataset
+    if concat_of(loader.collate_fn) is not None:
+        return arrow_source(dataset, False)
+    if (
+        loader.collate_fn is default_collate
+        and loader.worker_init_fn is None  # which may change the dataset
+        and has_torchs_table()
+        and _holds_values(dataset, (datasets.Value, datasets.ClassLabel))
+    ):
+        return ValueColumns(dataset)
+    return dataset
+
+
+def _holds_values(dataset: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether an example is a dict of all columns, each a number or a text in each row.
+
+    With lists, structs and nulls, the result or error of `default_collate` does not follow from
+    the columns' types.
+    """
+    import pyarrow as pa
+
+    form, names = dataset.format, dataset.column_names
+    if form["type"] is not None or list(form["columns"]) != names or not names:
+        return False
+    if any(type(feature) not in kinds for feature in dataset.features.values()):
+        return False
+    texts = pa.string(), pa.large_string(), pa.binary(), pa.large_binary()
+    return all(
+        column.null_count == 0
+        and (
+            column.type in texts
+            or pa.types.is_floating(column.type)
+            or pa.types.is_boolean(column.type)
+            # Of uint64, torch takes what fits into int64, and raises for the rest.
+            or (pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type))
+        )
+        for column in dataset.data.table.columns
+    )
 
 
 def _are_columns(schema: Schema, kinds: set[int]) -> bool:

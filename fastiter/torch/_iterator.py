@@ -21,11 +21,11 @@ from fastiter._util.concurrency import renew_in_child
 from fastiter._util.failures import AllSkipped, Failure, capture
 from fastiter.iterators._skips import batch_of_none
 from fastiter.torch._changes import facts_of
+from fastiter.torch._collate import fetched
 from fastiter.torch._examples import KeyPolicy
 from fastiter.torch._keys import SamplerKeys, epoch_rows, keys_of
 from fastiter.torch._orders.keys import EpochKeys
 from fastiter.torch._plans import Delivered, PlanCounts, Plans, asks_state
-from fastiter.torch._sources import fetched
 from fastiter.torch._state import (
     DEFAULTS,
     Resume,

@@ -302,7 +302,7 @@ class SamplerKeys:
         self._ranks = 1, 0
         if type(self._sampler) is DistributedSampler:  # each rank takes every n-th key
             self._ranks = self._sampler.num_replicas, self._sampler.rank
-        #: what an earlier change has left of the epoch; see `fastiter.torch._changes`
+        #: entries of a state that say what a change has left of the epoch
         self._changes = {name: main[name] for name in _CHANGES if name in main} if main else {}
         drawn = _changed(self._sampler, **self._changes)
         self._source: Any

@@ -232,7 +232,7 @@ def in_turn(parts):
 @pytest.mark.parametrize("n", [96, 95, 50, 7])
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (3, 2), (4, 6), (1, 8), (8, 1)])
 def test_another_number_of_ranks(n, before, after, drop_last):
-    """What was left of torch's order comes to the ranks in turns, and again to a third number of
+    """The rest of torch's order comes to the ranks in turns, and again to a third number of
     them; the epoch after it is the sampler's own."""
     arguments, size = {"drop_last": drop_last, "seed": 5}, 2
     order = list(torch_data.DistributedSampler(range(n), 1, 0, seed=5))
