@@ -45,7 +45,10 @@ CHANGES = {
     "batch size": Settings(batch_size=12),
     "ranks": Settings(ranks=2),
 }
-KINDS = ("map", "global random numbers", "mixture", "length buckets", "filtered", "stream")
+KINDS = (
+    *("map", "map, shuffle=True", "map, DistributedSampler", "global random numbers", "mixture"),
+    *("length buckets", "filtered", "stream", "IterableDataset"),
+)
 
 
 class Missing(Exception):
@@ -93,24 +96,20 @@ def as_list(batch: Any) -> list[Any]:
 Made = list[tuple[Iterator[Any], Callable[[], Any]]]
 
 
-def of_fastiter(kind: str, how: Settings, state: Any) -> Made:
-    from fastiter import (
-        LengthBucketBatchSampler,
-        MixtureOrderSampler,
-        MultiprocessIterator,
-        SerialIterator,
-        ShuffleOrderSampler,
-    )
+def _own_data(kind: str, how: Settings, sampler: str) -> tuple[Any, dict[str, Any]]:
+    """The dataset and the arguments of a kind, for iterators or loaders of fastiter; ``sampler`` is
+    the argument for an order."""
+    from fastiter import LengthBucketBatchSampler, MixtureOrderSampler, ShuffleOrderSampler
     from fastiter.datasets import ConcatenatedDataset, StreamDataset
 
     size: dict[str, Any] = {"batch_size": how.batch_size}
-    shuffled = {**size, "order_sampler": ShuffleOrderSampler(0)}
-    dataset, given = {
+    shuffled = {**size, sampler: ShuffleOrderSampler(0)}
+    kinds = {
         "map": lambda: (Rows(), shuffled),
         "global random numbers": lambda: (Rows(draws=True), {**shuffled, "seed_examples": True}),
         "mixture": lambda: (
             ConcatenatedDataset(Rows(160), Rows(80, 1000)),
-            {**size, "order_sampler": MixtureOrderSampler([160, 80], [0.7, 0.3], 0)},
+            {**size, sampler: MixtureOrderSampler([160, 80], [0.7, 0.3], 0)},
         ),
         "length buckets": lambda: (
             Rows(),
@@ -125,7 +124,16 @@ def of_fastiter(kind: str, how: Settings, state: Any) -> Made:
             StreamDataset(SHARDS, shard_rows, seed=0, interleave=4, window=50),
             size,
         ),
-    }[kind]()
+    }
+    if kind not in kinds:
+        raise Missing(kind)
+    return kinds[kind]()
+
+
+def of_fastiter(kind: str, how: Settings, state: Any) -> Made:
+    from fastiter import MultiprocessIterator, SerialIterator
+
+    dataset, given = _own_data(kind, how, "order_sampler")
     made: Made = []
     for rank in range(how.ranks):
         given_ = {**given, "rank": rank, "num_ranks": how.ranks}
@@ -178,7 +186,28 @@ def of_fastiter_torch(kind: str, how: Settings, state: Any) -> Made:
         raise Missing("torch")
     from fastiter.torch import DataLoader
 
-    return _torch_loaders(DataLoader, kind, how, state, seed_examples=kind == KINDS[1])
+    if kind in OF_TORCH and kind != "global random numbers":
+        return _torch_loaders(DataLoader, kind, how, state)
+    dataset, given = _own_data(kind, how, "sampler")
+    made: Made = []
+    for rank in range(how.ranks):
+        loader = DataLoader(
+            dataset,
+            num_workers=how.workers,
+            collate_fn=as_list,
+            rank=rank,
+            num_replicas=how.ranks,
+            **(_of_workers(how) if how.workers else {}),
+            **given,
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        made.append((iter(loader), loader.state_dict))
+    return made
+
+
+def _of_workers(how: Settings) -> dict[str, Any]:
+    return {"prefetch_factor": how.prefetch, "multiprocessing_context": how.context}
 
 
 def of_torchdata(kind: str, how: Settings, state: Any) -> Made:
@@ -187,31 +216,34 @@ def of_torchdata(kind: str, how: Settings, state: Any) -> Made:
     return _torch_loaders(StatefulDataLoader, kind, how, state)
 
 
-def _torch_loaders(make: Any, kind: str, how: Settings, state: Any, **arguments: Any) -> Made:
+#: what samplers and datasets of torch give
+OF_TORCH = (
+    *("map, shuffle=True", "map, DistributedSampler", "global random numbers", "IterableDataset"),
+)
+
+
+def _torch_loaders(make: Any, kind: str, how: Settings, state: Any) -> Made:
     import torch
     from torch.utils.data import DistributedSampler
 
-    if kind not in ("map", "global random numbers", "stream"):
+    if kind not in OF_TORCH:
         raise Missing(kind)
-    if kind == "stream" and how.ranks > 1:
-        raise Missing("ranks")  # of a stream, which the dataset itself would have to divide
-    if how.workers:
-        arguments = {
-            "prefetch_factor": how.prefetch,
-            "multiprocessing_context": how.context,
-            **arguments,
-        }
+    if kind in ("IterableDataset", "map, shuffle=True") and how.ranks > 1:
+        raise Missing("ranks")  # which the dataset or a sampler would have to divide
+    arguments = _of_workers(how) if how.workers else {}
     made: Made = []
     for rank in range(how.ranks):
         torch.manual_seed(0)
         random.seed(0)
         dataset, sampler = shard_stream(), None
-        if kind != "stream":
-            dataset = Rows(draws=kind != "map")
+        if kind != "IterableDataset":
+            dataset = Rows(draws=kind == "global random numbers")
+        if kind in ("map, DistributedSampler", "global random numbers"):
             sampler = DistributedSampler(dataset, how.ranks, rank, seed=0)
         loader = make(
             dataset,
             how.batch_size,
+            shuffle=kind == "map, shuffle=True" or None,
             sampler=sampler,
             num_workers=how.workers,
             collate_fn=as_list,
@@ -268,7 +300,7 @@ def of_grain(kind: str, how: Settings, state: Any) -> Made:
     from absl import flags
 
     flags.FLAGS.mark_as_parsed()
-    if kind == "length buckets" or how.context != "fork":
+    if kind in ("length buckets", *OF_TORCH[:2], OF_TORCH[3]) or how.context != "fork":
         raise Missing(kind)  # its workers are always spawned
     options = grain.MultiprocessingOptions(
         num_workers=how.workers, per_worker_buffer_size=how.prefetch

@@ -21,10 +21,11 @@ from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
 from fastiter.torch._collate import collate_of, converter_for, shared_converter
+from fastiter.torch._device.copies import is_pending
+from fastiter.torch._device.pinned import pinned_slots
 from fastiter.torch._examples import decided
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._keys import keys_of
-from fastiter.torch._pinned import pinned_slots
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, asks_state, index_array
 from fastiter.torch._state import Resume, hold_state
 from fastiter.torch._worker import LoaderJob, Reply
@@ -159,7 +160,7 @@ class WorkersIterator(LoaderIterator):
             rows=max(1, self._planner.rows, self._rows_alone()),
             # Without an order no worker is to have more than its share.
             n_prefetch=loader.prefetch_factor * self._num_workers - (not loader.in_order),
-            n_held=2 + (_MOST_COPIES if self._pin_memory else 0),
+            n_held=2 + (_MOST_COPIES + loader.n_device_prefetch if self._pin_memory else 0),
             shared_mem=None,
             dataset_timeout=loader.dataset_timeout,
             n_retries=loader.n_retries if loader.on_timeout == "retry" else None,
@@ -263,7 +264,7 @@ class WorkersIterator(LoaderIterator):
                 if type(reply) is not AllSkipped:
                     reply = Failure(_error_of(reply, plan))
                 return self._passed(after, plan), reply
-        if self._pin_memory:
+        if self._pin_memory and not is_pending(reply):
             reply = capture(_utils.pin_memory.pin_memory, reply, self._pin_memory_device)
             if type(reply) is Failure:
                 return before, reply
@@ -336,6 +337,11 @@ class WorkersIterator(LoaderIterator):
             return self._executor.make(self._planner, plan)
         except WorkerDiedError as error:
             raise _died(error, plan) from error
+
+    def _copy_ahead(self) -> None:
+        assert self._copies is not None
+        if self._planner.in_order:
+            self._copies.begin_ahead(self._executor, self._planner)
 
     # ---- state
 

@@ -22,6 +22,7 @@ from fastiter._util.failures import AllSkipped, Failure, capture
 from fastiter.iterators._skips import batch_of_none
 from fastiter.torch._changes import facts_of
 from fastiter.torch._collate import fetched
+from fastiter.torch._device.copies import DeviceCopies
 from fastiter.torch._examples import KeyPolicy
 from fastiter.torch._keys import SamplerKeys, epoch_rows, keys_of
 from fastiter.torch._orders.keys import EpochKeys
@@ -51,7 +52,7 @@ class LastIteration:
 
     def __init__(self, skips: SkipState | None = None) -> None:
         self.skips = skips  # of all iterations
-        self.iterator: weakref.ref[LoaderIterator] | None = None
+        self.iterator: weakref.ref[Any] | None = None
         self.state: dict[str, Any] | None = None  # where the iteration was left
         self.indices: Any = None  # of the batch delivered last
         self.valid: torch.Tensor | None = None
@@ -84,6 +85,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._last_iteration = loader._last_iteration
         self._counted = self._iterations.begin(self, self._timer)
         self._returns_indices = loader.return_indices
+        self._copies = DeviceCopies.of(loader)
         self._policy: KeyPolicy | None = None
         if loader.on_error != "raise":
             self._policy = KeyPolicy(loader.on_error, loader.skip_limit)
@@ -211,6 +213,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
                 raise StopIteration
             if plan.outcome is None:
                 plan = self._fetch(plan)
+            if self._copies is not None:
+                self._copy_ahead()
             before = plans.progress
             if self._policy is not None:
                 plan = self._decide(plan)
@@ -232,6 +236,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             if plan.progress is not before and self._is_iterable:
                 told = capture(self._compare_length, plan.progress.n_yielded)
                 batch = batch if told is None else told
+            if self._copies is not None and type(batch) is not Failure:
+                batch = capture(self._copies.hand_out, batch)
             if self._returns_indices and type(batch) is not Failure:
                 batch = batch, self._keys_of_rows(plan, plan.progress, True)
             return batch
@@ -256,6 +262,9 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _fetch(self, plan: Plan) -> Plan:
         """Return this first plan, or a plan that has become the first, with its outcome."""
         return self._executor.make(self._planner, plan)
+
+    def _copy_ahead(self) -> None:
+        """Have batches copied to the device that are complete before their turn."""
 
     def _decide(self, plan: Plan) -> Plan:
         """Have the policy decide about keys that workers could not fetch. Returns the plan, or one
@@ -288,6 +297,10 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _keys_of_rows(self, plan: Plan, progress: Delivered, as_tensor: bool = False) -> Any:
         rows, dropped = self._sampler_iter.rows, progress.dropped
         return keys_of(plan, self._auto_collation, rows, dropped, as_tensor)
+
+    def skip_state(self) -> SkipState | None:
+        """The examples that were skipped, in all iterations."""
+        return self._planner.progress.skips
 
     @property
     def skipped(self) -> list[Skipped]:

@@ -15,7 +15,8 @@ from torch.utils.data import _DatasetKind
 
 from fastiter._fetch.dataset_access import is_stateful, row_groups_of
 from fastiter._plan.state import SkipState
-from fastiter._util.arguments import checked_seconds
+from fastiter._stats.autotune import MOST_PREFETCH
+from fastiter._util.arguments import checked_int, checked_seconds
 from fastiter._workers.start_method import SAFE
 from fastiter.datasets.arrow_dataset import table_source
 from fastiter.datasets.stream_dataset import StreamDataset
@@ -27,6 +28,7 @@ from fastiter.iterators._arguments import (
 )
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError, checked
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
+from fastiter.torch import _streams
 from fastiter.torch._changes import (
     converted,
     cut_size,
@@ -35,10 +37,12 @@ from fastiter.torch._changes import (
     facts_of_none,
     values_of,
 )
+from fastiter.torch._device.copies import checked_device
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import LastIteration, LoaderIterator
 from fastiter.torch._orders.keys import adopted, load_of_loader, own_state, owner_of
+from fastiter.torch._orders.samplers import ranks_of
 from fastiter.torch._state import (
     Resume,
     drawn_from,
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
     from fastiter.iterators._arguments import Rank, Tail
     from fastiter.torch._orders.places import LoadedRecord
     from fastiter.torch._orders.samplers import EpochOwner
+    from fastiter.torch._streams import StreamIteration
 
 _CONTEXTS = (
     contexts.DefaultContext,
@@ -94,8 +99,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, \
 drop_last, timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, \
 persistent_workers, pin_memory_device, in_order
-        As in torch; ``multiprocessing_context`` may also be ``'safe'``: a fork server in place of a
-        fork that may be unsafe. With ``in_order=False`` and workers, batches come as they are
+        As in torch; ``dataset`` may also be a `StreamDataset`, which has an order of its own.
+        ``multiprocessing_context`` may also be ``'safe'``: a fork server in place of a fork that
+        may be unsafe. With ``in_order=False`` and workers, batches come as they are
         complete; a state then records the batches still missing, and after loading those come
         first.
     snapshot_every_n_steps : int, optional
@@ -129,12 +135,19 @@ persistent_workers, pin_memory_device, in_order
         `DatasetTimeoutError`, which ``on_error`` may skip.
     hedge : float, optional
         Share of the examples that may be fetched a second time, where they are slow.
+    device : torch.device, str or int, optional
+        Device on which batches are given: their tensors, in dicts, lists and tuples of any depth,
+        and objects with ``to()``; other values stay. Of a GPU of CUDA, copies run on a stream of
+        the loader's, from pinned memory (``pin_memory=True``): the stream that is current in
+        ``next()`` waits for them, and the host does not. None and 'cpu' leave batches on the host.
+    n_device_prefetch : int
+        Batches that are copied to a GPU ahead of the one that is given, where there are workers.
     rank, num_replicas, tail : optional
-        Arguments of `Order`, for a sampler of fastiter's: ``sampler=`` takes an order sampler with
-        a seed, ``batch_sampler=`` a `LengthBucketBatchSampler` or a pure function ``f(epoch)``.
-        Each loop has the next epoch, cut as `SerialIterator` cuts it with ``repeat=False``;
-        `sampler` or `batch_sampler` is an `Order` or `Batches` then. torch's global generator is
-        not drawn from, and states are equal on all ranks.
+        Of a `StreamDataset`, or of a sampler of fastiter's, see `Order`: ``sampler=`` takes an
+        order sampler with a seed, ``batch_sampler=`` a `LengthBucketBatchSampler` or a pure
+        function ``f(epoch)``. Each loop has the next epoch, cut as `SerialIterator` cuts it with
+        ``repeat=False``. The loader's `sampler` or `batch_sampler` is an `Order` or `Batches` then.
+        torch's global generator is not drawn from, and states are equal on all ranks.
     return_indices : bool, optional
         Whether the loader gives ``(batch, indices)``, for wrappers that read ahead: an int64 tensor
         on the host, or a list of keys that are no integers; without batches one key. See `indices`.
@@ -179,18 +192,27 @@ persistent_workers, pin_memory_device, in_order
         on_timeout: OnTimeout = "warn",
         n_retries: int = DEFAULT_RETRIES,
         hedge: float | None = None,
+        device: Any = None,
+        n_device_prefetch: int = 1,
         rank: Rank = None,
         num_replicas: Rank = None,
         tail: Tail = "pad",
         return_indices: bool = False,
     ) -> None:
-        if isinstance(dataset, StreamDataset):
-            raise TypeError(
-                "a StreamDataset has no indices for a DataLoader: use MultiprocessIterator(stream, "
-                "batch_size, repeat=False, n_processes=..., converter=concat_examples) in "
-                "fastiter.interop.as_torch(), which gives tensors"
+        self.device = checked_device(device)
+        self.n_device_prefetch = checked_int(
+            "n_device_prefetch", n_device_prefetch, minimum=0, maximum=MOST_PREFETCH
+        )
+        if device is None and n_device_prefetch != 1:
+            raise ValueError(
+                f"n_device_prefetch={n_device_prefetch} counts batches that are copied to a GPU: "
+                "set device="
             )
-        if not isinstance(dataset, torch.utils.data.IterableDataset):
+        if self.device is not None and self.device.type == "cuda":
+            pin_memory = pin_memory or torch.cuda.is_available()
+        self._is_stream = isinstance(dataset, StreamDataset)
+        given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
+        if not self._is_stream and not isinstance(dataset, torch.utils.data.IterableDataset):
             dataset = table_source(dataset)
             groups = row_groups_of(dataset)
             if groups is not None and sampler is None and batch_sampler is None:
@@ -198,9 +220,13 @@ persistent_workers, pin_memory_device, in_order
             elif groups is not None and isinstance(sampler, BlockShuffleOrderSampler):
                 groups.keep_for(sampler.window, self)
         ranks = {"rank": rank, "num_replicas": num_replicas, "tail": tail}
-        sampler, batch_sampler = adopted(
-            dataset, batch_size, sampler, batch_sampler, drop_last, ranks
-        )
+        if self._is_stream:
+            self._ranks = (*ranks_of(rank, num_replicas), tail)
+            _streams.check_order(given)
+        else:
+            sampler, batch_sampler = adopted(
+                dataset, batch_size, sampler, batch_sampler, drop_last, ranks
+            )
         super().__init__(
             dataset,
             batch_size,
@@ -229,7 +255,7 @@ persistent_workers, pin_memory_device, in_order
                 "the generators in its __iter__"
             )
         self.on_error, self.skip_limit = checked(on_error, skip_limit)
-        if on_error != "raise":
+        if on_error != "raise" and not self._is_stream:
             self._check_skips(isinstance(dataset, torch.utils.data.IterableDataset))
         self.dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
         self.on_timeout, self.n_retries = checked_retries(
@@ -237,7 +263,7 @@ persistent_workers, pin_memory_device, in_order
         )
         self.hedge = checked_share("hedge", hedge)
         for name in ("dataset_timeout", "hedge"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and not self._is_stream:
                 self._check_shared_rows(name)
         self.return_indices = return_indices
         if return_indices and isinstance(dataset, torch.utils.data.IterableDataset):
@@ -250,6 +276,8 @@ persistent_workers, pin_memory_device, in_order
         self._is_strict = True  # about it
         self._loaded_record: LoadedRecord | None = None  # in it, of a sampler of fastiter's
         self._last_iteration = LastIteration()
+        if self._is_stream:
+            _streams.check_arguments(self)
 
     def _check_shared_rows(self, name: str) -> None:
         """Refuse an argument that has other workers fetch an example, where they cannot."""
@@ -269,8 +297,8 @@ persistent_workers, pin_memory_device, in_order
         if is_iterable:
             raise ValueError(
                 f"on_error={self.on_error!r} needs a dataset with __getitem__: an IterableDataset "
-                "cannot go on after an exception. A fastiter.datasets.StreamDataset in a "
-                "MultiprocessIterator leaves out the rest of a shard that fails"
+                "cannot go on after an exception. Of a fastiter.datasets.StreamDataset, the rest "
+                "of a shard that fails is left out"
             )
         sampler = drawn_from(self._index_sampler)
         if isinstance(self.skip_limit, float) and length_of(sampler) is None:
@@ -300,6 +328,8 @@ persistent_workers, pin_memory_device, in_order
 
     def _get_iterator(self) -> Any:
         """Make an iterator. A subclass may put it into one of its own."""
+        if self._is_stream:
+            return _streams.begin(self)
         self._last_iteration = LastIteration(self._skips())
         if not self._has_state():
             return super()._get_iterator()
@@ -358,13 +388,16 @@ persistent_workers, pin_memory_device, in_order
                 "multiprocessing's. Pass 'fork', 'spawn' or 'forkserver', or no context"
             )
 
-    def _own_iterator(self) -> LoaderIterator | None:
+    def __len__(self) -> int:
+        return _streams.length_of(self) if self._is_stream else super().__len__()
+
+    def _own_iterator(self) -> LoaderIterator | StreamIteration | None:
         """The one of the last iteration, if it lives."""
         return None if self._last_iteration.iterator is None else self._last_iteration.iterator()
 
     def _skips(self) -> SkipState | None:
         own = self._own_iterator()
-        return self._last_iteration.skips if own is None else own._planner.progress.skips
+        return self._last_iteration.skips if own is None else own.skip_state()
 
     def __iter__(self) -> Any:
         iterator: Any = self._iterator
@@ -402,6 +435,8 @@ persistent_workers, pin_memory_device, in_order
             their iterator has failed.
         """
         self._require_state()
+        if self._is_stream:
+            return _streams.state_of(self)
         self._refuse_moved()
         own = self._own_iterator()
         state: dict[str, Any]
@@ -522,6 +557,14 @@ persistent_workers, pin_memory_device, in_order
             As `state_dict`.
         """
         self._require_state()
+        if self._is_stream:
+            _streams.load(self, state_dict, strict)
+            return
+        if "_stream" in state_dict:
+            raise ValueError(
+                "state_dict was saved by a loader over a StreamDataset: pass the dataset of the "
+                "loader that has saved it"
+            )
         owner, states, record = self._owner, state_dict, None
         if owner is not None and not isinstance(state_dict, dict):
             state_dict = own_state(owner, state_dict)

@@ -20,7 +20,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.utils.data as torch_data  # noqa: E402
 
-from fastiter.datasets import StreamDataset  # noqa: E402
 from fastiter.torch import DataLoader  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
@@ -524,11 +523,6 @@ def test_seeded_examples_leave_the_programs_generators_alone():
         list(loader)
         states.append((torch.rand(()).item(), random.random(), np.random.rand()))
     assert states[0] == states[1]
-
-
-def test_streams_of_shards_are_for_the_iterators():
-    with pytest.raises(TypeError, match=r"use MultiprocessIterator\(stream"):
-        DataLoader(StreamDataset([0, 1], range), 2)
 
 
 def test_seeded_examples_of_a_stream_are_refused():

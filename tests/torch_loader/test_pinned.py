@@ -21,7 +21,8 @@ from device_loops import run_in_fork  # noqa: E402
 from tensors_of import LongRows  # noqa: E402
 from torch_standin import TorchMachine, install  # noqa: E402
 
-from fastiter.torch import DataLoader, _pinned  # noqa: E402
+from fastiter.torch import DataLoader  # noqa: E402
+from fastiter.torch._device import pinned  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
 
@@ -41,7 +42,7 @@ def as_a_whole(examples):
 def machine(request, monkeypatch):
     machine = TorchMachine(request.param)
     driver = install(monkeypatch, machine)
-    monkeypatch.setattr(_pinned, "cuda_driver", lambda: driver)
+    monkeypatch.setattr(pinned, "cuda_driver", lambda: driver)
     yield machine
     gc.collect()
     machine.finish()
@@ -176,7 +177,7 @@ def test_cuda_that_refuses_to_register(machine, collate_fn):
 
 
 def test_a_driver_that_records_no_event_for_all_streams(machine, collate_fn, monkeypatch):
-    monkeypatch.setattr(_pinned, "cuda_driver", lambda: None)
+    monkeypatch.setattr(pinned, "cuda_driver", lambda: None)
     assert all(x.is_pinned() and i.is_pinned() for x, i in loader_of(long_rows(), collate_fn))
     assert not machine.registrations
 
@@ -305,4 +306,4 @@ def test_without_an_accelerator_as_torch(workers):
 
 
 def test_an_unknown_process_gets_no_driver():
-    assert os.path.exists("/dev/nvidiactl") or _pinned.cuda_driver() is None
+    assert os.path.exists("/dev/nvidiactl") or pinned.cuda_driver() is None

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from tensors_of import LongRows  # noqa: E402
 
-from fastiter.torch import DataLoader, _pinned  # noqa: E402
+from fastiter.torch import DataLoader  # noqa: E402
+from fastiter.torch._device import pinned  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu(library="torch", real="the copies are torch's"),
@@ -39,7 +40,7 @@ def growing(examples):
 
 @pytest.fixture(autouse=True)
 def _driver():
-    if _pinned.cuda_driver() is None:
+    if pinned.cuda_driver() is None:
         pytest.skip("the driver cannot record an event behind all streams: it needs CUDA 12.5")
 
 

@@ -40,6 +40,14 @@ _CHUNK = 256  # rows that an `Order` without a batch size plans at a time
 _WORKERS = 2**64 - 2  # in the place of an epoch, for the seeds of workers
 
 
+def ranks_of(rank: Rank, num_replicas: Rank) -> tuple[int, int]:
+    """The rank and the number of ranks that the arguments tell; 'auto': those of torch.distributed,
+    or of the launcher."""
+    is_initialized = dist.is_available() and dist.is_initialized()
+    found = (dist.get_rank(), dist.get_world_size()) if is_initialized else None
+    return iterator_ranks(rank, num_replicas, "num_replicas", found)
+
+
 class EpochOwner(Sampler[Any]):
     """Base of `Order` and `Batches`: the epochs of a sampler, and which of them comes next."""
 
@@ -55,9 +63,7 @@ class EpochOwner(Sampler[Any]):
         tail: Tail,
         drop_last: bool,
     ) -> None:
-        is_initialized = dist.is_available() and dist.is_initialized()
-        found = (dist.get_rank(), dist.get_world_size()) if is_initialized else None
-        self.rank, self.num_replicas = iterator_ranks(rank, num_replicas, "num_replicas", found)
+        self.rank, self.num_replicas = ranks_of(rank, num_replicas)
         if batch_size is None and self.num_replicas > 1 and not self._cuts:
             raise ValueError(
                 f"with num_replicas={self.num_replicas} an Order needs the batch_size of its "
