@@ -144,8 +144,8 @@ class EpochOwner(Sampler[Any]):
         snapshot = loaded.go_to(self.planner(self.epoch, batch_size))
         if snapshot.former_size is not None and not self._may_grow:
             raise ValueError(
-                f"the state is of {snapshot.former_size} rows, and the dataset has {self._length()}, "
-                "packed anew: load the state before the dataset grows, or pack by packing='concat'"
+                f"the state is of {snapshot.former_size} rows, and the dataset has "
+                f"{self._length()}, packed anew: load the state before the dataset grows, or pack by packing='concat'"
             )
         self.epoch, self._loaded, self._drawn = loaded.number, loaded, None
         if loaded.is_finished:
