@@ -145,7 +145,8 @@ class EpochOwner(Sampler[Any]):
         if snapshot.former_size is not None and not self._may_grow:
             raise ValueError(
                 f"the state is of {snapshot.former_size} rows, and the dataset has "
-                f"{self._length()}, packed anew: load the state before the dataset grows, or pack by packing='concat'"
+                f"{self._length()}, packed anew: load the state before the dataset grows, or pack "
+                "by packing='concat'"
             )
         self.epoch, self._loaded, self._drawn = loaded.number, loaded, None
         if loaded.is_finished:
