@@ -14,7 +14,7 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from fastiter._fetch.dataset_access import epochs_of
+from fastiter._fetch.dataset_access import epochs_of, keeps_rows
 from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.plan import TAILS
 from fastiter._plan.epoch_sampler import Cutting, EpochSampler, is_epoch_sampler
@@ -83,6 +83,7 @@ class EpochOwner(Sampler[Any]):
         if isinstance(self._epochs, RowsOfEpochs):
             self.rows, counted = _NamedRows(source), ()  # rows are counted as they are read
         self._length = functools.partial(dataset_length, counted)
+        self._may_grow = keeps_rows(source)
         self._seed = seed_of(self._epochs, 2)
         #: the epoch that the next iterator has
         self.epoch = 0
@@ -146,7 +147,13 @@ class EpochOwner(Sampler[Any]):
 
     def load(self, loaded: LoadedRecord, batch_size: int | None = None) -> None:
         """Have the next iterator go on from a record, of a loader with this batch size."""
-        loaded.go_to(self.planner(self.epoch, batch_size))
+        snapshot = loaded.go_to(self.planner(self.epoch, batch_size))
+        if snapshot.former_size is not None and not self._may_grow:
+            raise ValueError(
+                f"the state is of {snapshot.former_size} rows, and the dataset has "
+                f"{self._length()}, packed anew: load the state before the dataset grows, or pack "
+                "by packing='concat'"
+            )
         self.epoch, self._loaded, self._drawn = loaded.number, loaded, None
         if loaded.is_finished:
             self.take(loaded.number)
