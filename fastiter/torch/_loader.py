@@ -143,7 +143,7 @@ persistent_workers, pin_memory_device, in_order
     n_device_prefetch : int
         Batches that are copied to a GPU ahead of the one that is given, where there are workers.
     rank, num_replicas, tail : optional
-        Of a `StreamDataset`, or of a sampler of fastiter's, see `Order`: ``sampler=`` takes an
+        Arguments of `Order`, for a `StreamDataset` or a sampler of fastiter's: ``sampler=`` takes an
         order sampler with a seed, ``batch_sampler=`` a `LengthBucketBatchSampler` or a pure
         function ``f(epoch)``. Each loop has the next epoch, cut as `SerialIterator` cuts it with
         ``repeat=False``. The loader's `sampler` or `batch_sampler` is an `Order` or `Batches` then.

@@ -7,7 +7,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import _utils
@@ -16,9 +16,6 @@ from fastiter._plan.state import SkipState
 from fastiter.iterators.multiprocess import MultiprocessIterator
 from fastiter.torch._device.copies import DeviceCopies
 from fastiter.torch._iterator import LastIteration
-
-if TYPE_CHECKING:
-    from fastiter.torch._loader import DataLoader
 
 
 def check_order(given: dict[str, Any]) -> None:
@@ -31,7 +28,7 @@ def check_order(given: dict[str, Any]) -> None:
             )
 
 
-def check_arguments(loader: DataLoader[Any]) -> None:
+def check_arguments(loader: Any) -> None:
     """Raise the ValueError or TypeError of arguments that have no effect on a stream."""
     if loader.timeout:
         raise ValueError(
@@ -48,7 +45,7 @@ def check_arguments(loader: DataLoader[Any]) -> None:
     StreamIteration(loader).finalize()
 
 
-def begin(loader: DataLoader[Any]) -> StreamIteration:
+def begin(loader: Any) -> StreamIteration:
     """The loop over the next epoch of a loader, or over the rest of a loaded one."""
     state, is_loaded = current_state(loader), loader._loaded is not None
     made = StreamIteration(loader)
@@ -63,7 +60,7 @@ def begin(loader: DataLoader[Any]) -> StreamIteration:
     return made
 
 
-def current_state(loader: DataLoader[Any]) -> dict[str, Any] | None:
+def current_state(loader: Any) -> dict[str, Any] | None:
     """The state of a loader, of the loop that was begun last; None before the first."""
     own = loader._own_iterator()
     if own is not None:
@@ -71,14 +68,12 @@ def current_state(loader: DataLoader[Any]) -> dict[str, Any] | None:
     return loader._last_iteration.state or loader._loaded
 
 
-def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
+def state_of(loader: Any) -> dict[str, Any]:
     """The state of a loader."""
     return current_state(loader) or StreamIteration(loader).state_dict()
 
 
-def load(
-    loader: DataLoader[Any], state: dict[str, Any] | Sequence[dict[str, Any]], strict: bool
-) -> None:
+def load(loader: Any, state: dict[str, Any] | Sequence[dict[str, Any]], strict: bool) -> None:
     """Have the next loop go on from a state; those of several ranks are equal.
 
     Raises
@@ -98,7 +93,7 @@ def load(
     loader._loaded = copy.deepcopy(state) or None
 
 
-def length_of(loader: DataLoader[Any]) -> int:
+def length_of(loader: Any) -> int:
     """Number of this rank's batches in an epoch.
 
     Raises
@@ -122,7 +117,7 @@ def length_of(loader: DataLoader[Any]) -> int:
 class Collation:
     """Makes a batch of a loader from examples."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: Any) -> None:
         self._collate_fn = loader.collate_fn
         self._is_batch = loader.batch_size is not None
         self._pins = loader.pin_memory and torch.cuda.is_available()
@@ -142,7 +137,7 @@ class StreamIteration(MultiprocessIterator):
 
     indices = None  #: examples have none
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: Any) -> None:
         self.last = LastIteration()
         n_workers, factor = loader.num_workers, loader.prefetch_factor
         super().__init__(
@@ -167,7 +162,7 @@ class StreamIteration(MultiprocessIterator):
             tail=loader._ranks[2],
         )
 
-    def count(self, loader: DataLoader[Any]) -> None:
+    def count(self, loader: Any) -> None:
         """Have the loader's statistics count this loop."""
         begun = loader._iterations.begin(self, self._timer)
         if self._n_processes:
@@ -208,7 +203,7 @@ class StreamIteration(MultiprocessIterator):
             )
         self.load_state_dict(state["_stream"], strict)
 
-    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self.reset()
 
     _shutdown_workers = MultiprocessIterator.finalize  # which programs call on torch's iterator

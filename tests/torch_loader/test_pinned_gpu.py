@@ -132,7 +132,7 @@ def test_a_refused_registration_leaves_no_error_to_the_program(loader):
     next(batches)
     address, nbytes = next(iter(registered(batches).items()))
     with pytest.raises(RuntimeError, match="cudaError"):
-        _pinned._TorchCuda().register(address, nbytes)
+        pinned._TorchCuda().register(address, nbytes)
     torch.ones(1, device="cuda").cpu()
 
 

@@ -12,7 +12,6 @@ from fastiter.torch._worker import Reply
 
 if TYPE_CHECKING:
     from fastiter._order.plan import Plan, PlanQueue
-    from fastiter.torch._loader import DataLoader
 
 
 def checked_device(device: Any) -> torch.device | None:
@@ -50,8 +49,8 @@ class DeviceCopies:
         self._stream: Any = None
 
     @classmethod
-    def of(cls, loader: DataLoader[Any]) -> DeviceCopies | None:
-        """What copies for a loader; None if its batches stay on the host.
+    def of(cls, loader: Any) -> DeviceCopies | None:
+        """The copies of a loader; None if its batches stay on the host.
 
         Raises
         ------
