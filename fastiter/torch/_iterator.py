@@ -91,7 +91,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if resume is not None:  # so that what is drawn now is what was drawn then
             set_states(self._generators, resume.main["_generator_states"])
         self._generator_states = states_of(self._generators)
-        self._sampler_epoch = epoch_of(loader.sampler)
+        self._sampler_epoch = epoch_of(drawn_from(loader._index_sampler))
         super().__init__(loader)
         self._dataset = fetched(loader) if self._dataset is loader.dataset else self._dataset
         # Workers that persist have the base seed of their first epoch.
@@ -113,7 +113,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._generator_states = states_of(self._generators)
-        self._sampler_epoch = epoch_of(loader.sampler)
+        self._sampler_epoch = epoch_of(drawn_from(loader._index_sampler))
         super()._reset(loader, first_iter)
         self._is_reset = True
         self._facts = self._facts_of(loader)
