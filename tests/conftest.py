@@ -5,12 +5,18 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+
+# OpenBLAS starts a thread for each processor in each program that imports NumPy; each spins for a
+# tenth of a second, which made a tenth of the suite's time. The mark `blas` has these threads; the
+# nightly run has them in all tests.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import fast
 import pytest
@@ -79,6 +85,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # -m chooses by the marks that are there then
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # The spawn of what forkserver has, too, is left to the nightly run: both start from nothing but
+    # the image and the main module, and each worker that is spawned imports NumPy anew.
+    by_name = {item.nodeid: item for item in items}
+    for name, item in by_name.items():
+        twin = re.sub(r"\bspawn\b", "forkserver", name)
+        if twin != name and twin in by_name and not item.get_closest_marker("each_method"):
+            item.add_marker(pytest.mark.stress)
     for item in items:
         if fast.is_fast(item):
             item.add_marker(pytest.mark.fast)
@@ -127,6 +140,12 @@ def _warned_of_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program is warned once of an unsafe fork; which test that were depended on their order.
     Programs of their own test the warning."""
     monkeypatch.setattr(start_method, "_warned", True)
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_blas(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("blas"):
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -134,7 +134,7 @@ def test_example_is_the_demo() -> None:
     assert Path(EXAMPLE[0]).read_bytes() == Path(digits.__file__).read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.stress  # README's command, which each change runs, is this
 def test_demo_from_end_to_end(tmp_path: Path) -> None:
     printed = run(DEMO, tmp_path)
     accuracy = re.search(r"^test accuracy (\d\.\d\d)$", printed, re.MULTILINE)

@@ -250,7 +250,14 @@ def test_processes_and_threads_that_ask_at_once_cause_one_download():
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("locks", [LYING, REFUSING, MISSING], ids=["lying", "refusing", "missing"])
+@pytest.mark.parametrize(
+    "locks",
+    [
+        pytest.param(LYING, id="lying"),
+        pytest.param(REFUSING, id="refusing", marks=pytest.mark.stress),
+        pytest.param(MISSING, id="missing", marks=pytest.mark.stress),
+    ],
+)
 def test_locks_that_do_nothing_do_no_harm(root, locks):
     all_here = threading.Barrier(3)
 

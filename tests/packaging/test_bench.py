@@ -191,7 +191,20 @@ def rows_of(document, job, case):
     return {row["name"]: row for row in document["jobs"][job]["cases"][case]["rows"]}
 
 
-def test_a_run_measures_every_row(results):
+def compare_and_render(results, tmp_path):
+    a, b, other = (tmp_path / name for name in ("a.json", "b.json", "other.json"))
+    a.write_text(json.dumps(results))
+    b.write_text(json.dumps(changed(results, 0.01)))
+    other.write_text("[]")
+    assert run_bench("compare", a, a).returncode == 0
+    slower = run_bench("compare", a, b)
+    assert slower.returncode == 1
+    assert "slower: pipelines, W7, fastiter.mp: 0.01x" in slower.stdout
+    assert run_bench("compare", a, other).returncode == 2
+    assert "| W7: 2 ms of waiting per example, 8 workers |" in render.markdown(results)
+
+
+def test_a_run_measures_every_row_and_can_be_compared(results, tmp_path):
     rows = rows_of(results, "pipelines", "W7")
     loader = "fastiter.mp-torch-loader"
     assert set(rows) == {"limit", "fastiter.mp", "fastiter.mp-list", "fastiter.serial", loader}
@@ -204,6 +217,7 @@ def test_a_run_measures_every_row(results):
         assert all(one["rate"] > 0 for one in row["slices"])
     assert rows["fastiter.mp"]["pss_added"] > 0
     assert all(one["cpu_us_per_example"] > 0 for one in rows["fastiter.mp"]["slices"])
+    compare_and_render(results, tmp_path)
 
 
 def test_an_unknown_job_is_refused():
@@ -368,19 +382,6 @@ def changed(document, factor, name="fastiter.mp", **facts):
     return document
 
 
-def test_compare_and_render_on_the_command_line(results, tmp_path):
-    a, b, other = (tmp_path / name for name in ("a.json", "b.json", "other.json"))
-    a.write_text(json.dumps(results))
-    b.write_text(json.dumps(changed(results, 0.01)))
-    other.write_text("[]")
-    assert run_bench("compare", a, a).returncode == 0
-    slower = run_bench("compare", a, b)
-    assert slower.returncode == 1
-    assert "slower: pipelines, W7, fastiter.mp: 0.01x" in slower.stdout
-    assert run_bench("compare", a, other).returncode == 2
-    assert "| W7: 2 ms of waiting per example, 8 workers |" in render.markdown(results)
-
-
 def test_two_installed_versions_are_measured_in_turns(tmp_path):
     done = run_bench("builds", *[sys.executable] * 2, "calls", "--quick", "--rounds", "1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -393,9 +394,9 @@ def test_two_installed_versions_are_measured_in_turns(tmp_path):
     assert missing.returncode == 2 and f"after: {tmp_path}/python: " in missing.stderr
 
 
-def test_the_chart_is_drawn(results, tmp_path):
+def test_the_chart_is_drawn(request, tmp_path):
     pytest.importorskip("matplotlib")
-    document = copy.deepcopy(results)
+    document = copy.deepcopy(request.getfixturevalue("results"))
     document["jobs"]["startup"] = {
         "cases": {"1 GiB": {"rows": [{"name": "fastiter.spawn", "status": "ok", "rate": 2.0}]}}
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +11,6 @@ import pytest
 from outside import run_script
 
 from fastiter import MultiprocessIterator
-
-
-@pytest.hookimpl(tryfirst=True)  # -m chooses by the marks that are there then
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves the spawn of what forkserver has, too, to the nightly run: both start from nothing but
-    the image and the main module, and each worker that is spawned imports NumPy anew."""
-    ours = {item.nodeid: item for item in items if Path(__file__).parent in item.path.parents}
-    for name, item in ours.items():
-        twin = re.sub(r"\bspawn\b", "forkserver", name)
-        if twin != name and twin in ours and not item.get_closest_marker("each_method"):
-            item.add_marker(pytest.mark.stress)
 
 
 @pytest.fixture

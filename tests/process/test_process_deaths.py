@@ -286,7 +286,6 @@ def test_a_dataset_that_cannot_be_loaded(make, method):
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.each_method
 def test_a_dataset_that_kills_on_load(make, method):
     iterator = make(Unloadable(40, "_exit9"), 4, context=method)
     with pytest.raises(WorkerDiedError, match=r"loaded the dataset.*exited with status 9"):

@@ -71,11 +71,10 @@ def footprint():
     [
         ("fork", 12),
         pytest.param("fork", 200, marks=pytest.mark.stress),
-        ("spawn", 3),
-        ("forkserver", 6),
+        pytest.param("spawn", 3, marks=pytest.mark.stress),
+        ("forkserver", 3),
     ],
 )
-@pytest.mark.each_method
 def test_cycles_leave_nothing(method, cycles):
     def cycle(number):
         iterator = MultiprocessIterator(
@@ -320,9 +319,9 @@ ENDS = {
     [
         *((state, "fork") for state in ENDS),
         ("a global", "spawn"),
-        ("a cycle", "spawn"),
+        pytest.param("a cycle", "spawn", marks=pytest.mark.stress),
         ("builtins", "forkserver"),
-        ("workers stopped", "forkserver"),
+        pytest.param("workers stopped", "forkserver", marks=pytest.mark.stress),
     ],
 )
 def test_the_exit_is_silent(tmp_path, output_of, state, method):
@@ -442,7 +441,6 @@ def test_a_spawned_worker_runs_its_exit_handlers(tmp_path):
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("closed", [(0,), (0, 1, 2)])
-@pytest.mark.each_method
 def test_closed_standard_streams(tmp_path, method, closed):
     status, _, _ = run_script(
         tmp_path,

@@ -260,6 +260,7 @@ def test_a_program_that_gives_up_its_rights(output_of, method):
     assert out == "False\n"
 
 
+@pytest.mark.blas
 @pytest.mark.skipif(not can_be_anybody(), reason="cannot become a user without processes")
 def test_a_limit_of_processes(tmp_path):
     """Whatever the limit stops, a worker or the thread in it: an error, or all batches; in time,
@@ -423,7 +424,8 @@ def namespace():
 
 
 @pytest.mark.parametrize(
-    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.stress)]
+    "method",
+    ["fork", *(pytest.param(m, marks=pytest.mark.stress) for m in ("forkserver", "spawn"))],
 )
 @pytest.mark.parametrize("name", MOUNTED)
 def test_other_file_systems_and_memory(tmp_path, output_of, namespace, name, method):

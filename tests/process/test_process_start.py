@@ -132,7 +132,6 @@ class Writing:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.each_method
 def test_generators_differ_between_workers_and_starts(make, method):
     def draws():
         iterator = make(Draws(64), 1, n_processes=2, context=method, maxtasksperchild=4)
@@ -236,7 +235,6 @@ def test_a_program_without_a_main_guard_is_told(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.each_method
 def test_a_guard_is_one_that_holds_workers_off(tmp_path, method):
     """In whatever words; one elsewhere is none."""
     inside = textwrap.indent(WITHOUT_GUARD.format(method=method, call="pass"), "    ")

@@ -17,6 +17,7 @@ from outside import openmp_library, run_script
 
 from fastiter._workers import thread_limits
 
+pytestmark = pytest.mark.blas
 stress = pytest.mark.stress
 DEFAULT = multiprocessing.get_all_start_methods()[0]
 forks_by_default = pytest.mark.skipif(

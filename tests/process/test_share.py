@@ -154,7 +154,6 @@ def start(context, target, *arguments):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.each_method
 def test_as_an_argument_of_processes(method):
     context = multiprocessing.get_context(method)
     names = orphaned_names()

@@ -118,7 +118,7 @@ def test_a_state_goes_on_with_the_same_rows_on_any_number_of_ranks(num_ranks, lo
 @pytest.mark.slow
 def test_a_resume_plans_the_window_of_its_position_alone(packing, num_ranks):
     far = SerialIterator(packed(packing=packing), 2, converter=concat_examples)
-    for _ in range(200):
+    for _ in range(60):
         next(far)
         state = json.loads(json.dumps(far.state_dict()))
         ahead = copy.copy(far)

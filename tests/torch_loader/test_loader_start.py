@@ -93,6 +93,7 @@ check()
 """
 
 
+@pytest.mark.blas
 def test_openblas_computes_in_all_threads_again_with_the_first_batch():
     """Its threads start after the forks, and not beside workers that make the first batch."""
     done = subprocess.run([sys.executable, "-c", BLAS], capture_output=True, text=True, timeout=60)

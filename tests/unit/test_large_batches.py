@@ -45,8 +45,15 @@ ITERATORS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", ITERATORS)
-@pytest.mark.parametrize("converter", [concat_examples, None], ids=["converted", "list"])
-@pytest.mark.parametrize("dataset", [Rows, _columns], ids=["examples", "columns"])
+@pytest.mark.parametrize(
+    ("converter", "dataset"),
+    [
+        pytest.param(concat_examples, Rows, id="examples, converted"),
+        pytest.param(None, _columns, id="columns, list"),
+        pytest.param(None, Rows, id="examples, list", marks=pytest.mark.stress),
+        pytest.param(concat_examples, _columns, id="columns, converted", marks=pytest.mark.stress),
+    ],
+)
 def test_content_of_batches_that_no_cache_holds(dataset, converter, kind) -> None:
     iterator, arguments = ITERATORS[kind]
     with contextlib.closing(
@@ -68,7 +75,10 @@ def test_a_stack_that_no_cache_holds() -> None:
     np.testing.assert_array_equal(stacked, np.stack(arrays))
 
 
-@pytest.mark.parametrize("dtype", ["u1", "f4", "c16", "S3"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["u1", "f4", *(pytest.param(dtype, marks=pytest.mark.stress) for dtype in ("c16", "S3"))],
+)
 def test_padding_that_no_cache_holds(dtype: str) -> None:
     """Lengths are odd, so that data and fill begin at many offsets in a cache line."""
     width = 4_000_003 // np.dtype(dtype).itemsize
