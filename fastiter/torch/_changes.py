@@ -356,9 +356,13 @@ def _count(state: dict[str, Any], main: dict[str, Any], resume: Resume) -> None:
         return
     number, (first, n_keys) = before + n_more, main.get("_cuts", (0, 0))
     missing = main["_not_delivered"] or main["_delivered_up_to"][0] != before
-    size, held = main["_batch_size"] or 1, resume.has_worker_state
+    size, own = main["_batch_size"] or 1, main["_index_sampler_state"]
+    # Accelerate lowers this entry of a sampler's state, too.
+    held = (own is not None and "samples_yielded" not in own) or resume.has_worker_state
     if missing or held or number < first:
-        why = "batches are missing in it" if missing else "the dataset has a state of its own"
+        why = (
+            "batches are missing in it" if missing else "dataset or sampler has a state of its own"
+        )
         if not missing and not held:
             why = f"its batches were cut otherwise before batch {first}"
         raise ValueError(

@@ -123,7 +123,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
                 torch.set_rng_state(former)
 
     def _epoch_of(self, loader: Any) -> int | None:
-        return epoch_of(loader.sampler) if self._owner is None else None
+        return None if self._owner is not None else epoch_of(drawn_from(loader._index_sampler))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._owner = loader._owner

@@ -581,6 +581,9 @@ persistent_workers, pin_memory_device, in_order
         if is_begun:
             self._loaded, self._is_strict = state, strict
             self._last_iteration.skips = skips
-            epoch = Resume.of(state).main["_sampler_epoch"]
-            if epoch is not None and epoch_of(self.sampler) is not None:
-                self.sampler.set_epoch(epoch)  # as in the loop that was left; a later call counts
+            epoch, sampler = (
+                Resume.of(state).main["_sampler_epoch"],
+                drawn_from(self._index_sampler),
+            )
+            if epoch is not None and epoch_of(sampler) is not None:
+                sampler.set_epoch(epoch)  # as in the loop that was left; a later call counts

@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from fastiter import (  # noqa: E402
     WeightedOrderSampler,
 )
 from fastiter.iterators import Epoch, EpochSampler  # noqa: E402
+from fastiter.tokens import TokenDataset  # noqa: E402
 from fastiter.torch import Batches, DataLoader, Order  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
@@ -591,6 +593,151 @@ def test_seeded_examples_depend_on_the_epoch_and_the_index_alone():
             for epoch, one in zip(found, expected, strict=True)
         ]
         assert min(same) >= N - arguments[0] * arguments[2], arguments
+
+
+# ---- with other features ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_iterators_that_live_at_a_time(workers):
+    alone = loader_of("shuffle")
+    epochs = [epoch_of(alone) for _ in range(3)]
+    loader = loader_of("shuffle", num_workers=workers)
+    first, second = iter(loader), iter(loader)
+    begun = values(next(first))
+    assert [values(batch) for batch in second] == epochs[1]
+    assert [begun, *map(values, first)] == epochs[0]
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    iter(loader)
+    iter(loader)
+    assert epoch_of(loader) == epochs[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_of_other_epochs(workers):
+    """Packed documents, whose rows are others in each epoch."""
+    generator = np.random.RandomState(0)
+    documents = [generator.randint(1, 99, generator.randint(3, 80)) for _ in range(200)]
+
+    def dataset():
+        return TokenDataset(documents, 64, packing="bfd", window=40, seed=3)
+
+    ranks = {"order_sampler": ShuffleOrderSampler(5), "rank": 1, "num_ranks": 2}
+    iterator = SerialIterator(dataset(), 4, repeat=False, **ranks)
+    ranks = {"sampler": ShuffleOrderSampler(5), "rank": 1, "num_replicas": 2}
+    loader = DataLoader(dataset(), 4, num_workers=workers, **ranks)
+    for _ in range(2):
+        expected = [
+            ([row["input_ids"].tolist() for row in batch], iterator.address.indices.tolist())
+            for batch in iterator
+        ]
+        assert len(loader) == len(expected)
+        found = [(batch["input_ids"].tolist(), loader.indices) for batch in loader]
+        assert found == expected
+
+
+class Failing(torch_data.Dataset):
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        if index % 10 == 3:
+            raise ValueError(index)
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_examples_that_are_skipped_are_left_out_of_valid(workers, capfd):
+    arguments = {"on_error": "skip", "skip_limit": 0.5, "tail": "mask", "num_workers": workers}
+    found = []
+    for rank in (0, 1):
+        ranks = {"rank": rank, "num_replicas": 2}
+        loader = DataLoader(Failing(), 4, sampler=ShuffleOrderSampler(0), **arguments, **ranks)
+        for batch in loader:
+            assert loader.indices == batch.tolist()
+            found += batch[loader.valid].tolist()
+    assert sorted(found) == [index for index in range(N) if index % 10 != 3]
+
+
+class Counting(torch_data.Dataset):
+    """A dataset with a state."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        self.count += 1
+        return index, self.count
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("every", [1, 2])
+def test_datasets_with_a_state(workers, every):
+    arguments = {"num_workers": workers, "snapshot_every_n_steps": every}
+
+    def make(size):
+        return DataLoader(Counting(), size, sampler=ShuffleOrderSampler(0), **arguments)
+
+    loader = make(4)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = by_json(loader.state_dict())
+    rest = [[part.tolist() for part in batch] for batch in iterator]
+    resumed = make(4)
+    resumed.load_state_dict(state)
+    assert [[part.tolist() for part in batch] for batch in resumed] == rest
+    resumed = make(5)
+    if workers and every == 2:
+        with pytest.raises(ValueError, match="batch_size = 4, not 5"):
+            resumed.load_state_dict(state)
+        return
+    resumed.load_state_dict(state)
+    assert flat(batch[0].tolist() for batch in resumed) == flat(batch[0] for batch in rest)
+
+
+class Interrupt(KeyboardInterrupt):
+    pass
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_interrupts_lose_no_batch_and_no_epoch(workers):
+    expected = epoch_of(loader_of("shuffle", 2))
+
+    def interrupt(number, frame):
+        raise Interrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    generator = random.Random(0)
+    try:
+        for _ in range(8):
+            loader = loader_of("shuffle", 2, num_workers=workers)
+            iterator, found, batch = iter(loader), [], None
+            signal.setitimer(signal.ITIMER_REAL, generator.random() * 2e-3 + 1e-5)
+            while True:
+                try:
+                    for batch in iterator:
+                        found.append(batch)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    break
+                except Interrupt:
+                    if batch is not None and (not found or found[-1] is not batch):
+                        found.append(batch)
+            assert [values(batch) for batch in found] == expected
+            assert loader.sampler.epoch == 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
 
 
 # ---- refused arguments ---------------------------------------------------------------------------

@@ -513,6 +513,15 @@ def test_a_client_that_is_one_batch_ahead(row, workers, names):
             assert flat(batches[:-1]) + rest == whole
 
 
+@pytest.mark.parametrize("row", ["stateful", "stateful map", "resumable"])
+def test_a_client_that_is_one_batch_ahead_of_another_state(row):
+    """The state of the dataset or the sampler would go on behind the batch."""
+    make = TABLE[row][0]
+    _, state = cut(loader_of(make), 3, 0)
+    with pytest.raises(ValueError, match=r"counts 2 batches, but 3.* has a state"):
+        loader_of(make).load_state_dict({**state, "_sampler_iter_yielded": 2, "_num_yielded": 2})
+
+
 def test_a_count_below_the_last_change_of_cuts():
     first, state = cut(loader_of(plain()), 3, 0)
     loader = loader_of(plain(), batch_size=5)
@@ -611,6 +620,29 @@ def test_other_ranks_with_other_workers_and_batches(size, workers):
         assert len(loader) == len(
             torch_data.DataLoader(**{"batch_size": 4, **make(rank, 3)(**other)})
         )
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("is_passed", [False, True])
+def test_the_epoch_of_a_sampler_comes_with_the_state(n, is_passed):
+    """Also of one that a batch sampler draws from."""
+
+    def make(n):
+        sampler = of_ranks(num_replicas=n)()["sampler"]
+        if is_passed:
+            batches = torch_data.BatchSampler(sampler, SIZE, False)
+            return DataLoader(range(2 * N), batch_sampler=batches), sampler
+        return DataLoader(range(2 * N), SIZE, sampler=sampler), sampler
+
+    loader, sampler = make(2)
+    sampler.set_epoch(5)
+    _, state = cut(loader, 3, 0)
+    of_all = torch_data.DistributedSampler(range(2 * N), 1, 0, seed=4)
+    of_all.set_epoch(5)
+    expected = [*of_all][2 * 12 :][1::n]
+    loader, _ = make(n)
+    loader.load_state_dict(state)
+    assert flat(map(values, loader))[: len(expected)] == expected
 
 
 def test_other_ranks_where_batches_are_missing():
