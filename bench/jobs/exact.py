@@ -216,7 +216,6 @@ def of_torchdata(kind: str, how: Settings, state: Any) -> Made:
     return _torch_loaders(StatefulDataLoader, kind, how, state)
 
 
-#: what samplers and datasets of torch give
 OF_TORCH = (
     *("map, shuffle=True", "map, DistributedSampler", "global random numbers", "IterableDataset"),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,17 +44,6 @@ if TYPE_CHECKING:
     from fastiter._engine.executor import Executor
     from fastiter._plan.state import Skipped
     from fastiter.torch._loader import DataLoader
-
-
-class LastIteration:
-    """Facts that a loader keeps of its last iteration."""
-
-    def __init__(self, skips: SkipState | None = None) -> None:
-        self.skips = skips  # of all iterations
-        self.iterator: weakref.ref[Any] | None = None
-        self.state: dict[str, Any] | None = None  # where the iteration was left
-        self.indices: Any = None  # of the batch delivered last
-        self.valid: torch.Tensor | None = None
 
 
 class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):

@@ -40,10 +40,11 @@ from fastiter.torch._changes import (
 from fastiter.torch._device.copies import checked_device
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
-from fastiter.torch._iterator import LastIteration, LoaderIterator
+from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._orders.keys import adopted, load_of_loader, own_state, owner_of
 from fastiter.torch._orders.samplers import ranks_of
 from fastiter.torch._state import (
+    LastIteration,
     Resume,
     drawn_from,
     draws_globally,
@@ -143,8 +144,8 @@ persistent_workers, pin_memory_device, in_order
     n_device_prefetch : int
         Batches that are copied to a GPU ahead of the one that is given, where there are workers.
     rank, num_replicas, tail : optional
-        Arguments of `Order`, for a `StreamDataset` or a sampler of fastiter's: ``sampler=`` takes an
-        order sampler with a seed, ``batch_sampler=`` a `LengthBucketBatchSampler` or a pure
+        Arguments of `Order`, for a `StreamDataset` or a sampler of fastiter's: ``sampler=`` takes
+        an order sampler with a seed, ``batch_sampler=`` a `LengthBucketBatchSampler` or a pure
         function ``f(epoch)``. Each loop has the next epoch, cut as `SerialIterator` cuts it with
         ``repeat=False``. The loader's `sampler` or `batch_sampler` is an `Order` or `Batches` then.
         torch's global generator is not drawn from, and states are equal on all ranks.

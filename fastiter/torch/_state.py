@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import binascii
 import traceback
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -16,6 +17,18 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, RandomSampler, _DatasetKind
 
 from fastiter._fetch.dataset_access import is_stateful
+from fastiter._plan.state import SkipState
+
+
+class LastIteration:
+    """Facts that a loader keeps of its last iteration."""
+
+    def __init__(self, skips: SkipState | None = None) -> None:
+        self.skips = skips  # of all iterations
+        self.iterator: weakref.ref[Any] | None = None
+        self.state: dict[str, Any] | None = None  # where the iteration was left
+        self.indices: Any = None  # of the batch delivered last
+        self.valid: torch.Tensor | None = None
 
 
 class NotSaved(NamedTuple):

@@ -15,7 +15,7 @@ from torch.utils.data import _utils
 from fastiter._plan.state import SkipState
 from fastiter.iterators.multiprocess import MultiprocessIterator
 from fastiter.torch._device.copies import DeviceCopies
-from fastiter.torch._iterator import LastIteration
+from fastiter.torch._state import LastIteration
 
 
 def check_order(given: dict[str, Any]) -> None:
@@ -63,9 +63,8 @@ def begin(loader: Any) -> StreamIteration:
 def current_state(loader: Any) -> dict[str, Any] | None:
     """The state of a loader, of the loop that was begun last; None before the first."""
     own = loader._own_iterator()
-    if own is not None:
-        return own.state_dict()
-    return loader._last_iteration.state or loader._loaded
+    found: dict[str, Any] | None = loader._last_iteration.state or loader._loaded
+    return found if own is None else own.state_dict()
 
 
 def state_of(loader: Any) -> dict[str, Any]:
@@ -166,7 +165,7 @@ class StreamIteration(MultiprocessIterator):
         """Have the loader's statistics count this loop."""
         begun = loader._iterations.begin(self, self._timer)
         if self._n_processes:
-            begun.executor = self._executor  # type: ignore[assignment]
+            begun.executor = self._executor
 
     def __iter__(self) -> StreamIteration:
         return self  # which ends once
