@@ -506,8 +506,8 @@ persistent_workers, pin_memory_device, in_order
         Parameters
         ----------
         state_dict : dict, or list of dict
-            State that `state_dict` has returned. With a sampler of fastiter's that of any rank; with
-            ``in_order=False`` those of all ranks, for other ranks or another batch size.
+            State that `state_dict` has returned. With a sampler of fastiter's, that of any rank; or
+            of all ranks, with ``in_order=False`` and other ranks or another batch size.
         strict : bool, optional
             Whether changes are refused that only later epochs depend on: a dataset that has grown,
             in order or shuffled without replacement, and another ``persistent_workers``. States of
