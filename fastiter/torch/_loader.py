@@ -60,10 +60,12 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+    from fastiter._plan.epoch_sampler import EpochSampler
     from fastiter._plan.state import Skipped
     from fastiter._stats.iterator_stats import IteratorStats
     from fastiter._stats.trace import Call, Trace, WorkerTraces
     from fastiter.iterators._arguments import Rank, Tail
+    from fastiter.iterators.samplers.shuffle import OrderSampler
     from fastiter.torch._orders.places import LoadedRecord
     from fastiter.torch._orders.samplers import EpochOwner
     from fastiter.torch._streams import StreamIteration
@@ -170,8 +172,8 @@ persistent_workers, pin_memory_device, in_order
         dataset: torch.utils.data.Dataset[_T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
-        sampler: Iterable[Any] | None = None,
-        batch_sampler: Iterable[Any] | None = None,
+        sampler: Iterable[Any] | OrderSampler | EpochSampler | None = None,
+        batch_sampler: Iterable[Any] | EpochSampler | Callable[[int], Any] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -539,7 +541,9 @@ persistent_workers, pin_memory_device, in_order
 
         Parameters
         ----------
-        state_dict : dict
+        state_dict : dict, or list of dict
+            State that `state_dict` has returned. With a sampler of fastiter's, that of any rank; or
+            of all ranks, with ``in_order=False`` and other ranks or another batch size.
         strict : bool, optional
             Whether changes are refused that only later epochs depend on: a dataset that has grown,
             in order or shuffled without replacement, and another ``persistent_workers``. States of
