@@ -360,10 +360,14 @@ def test_a_resumed_run_that_repeats_rows_or_raises():
     ("kind", "change", "verdict"),
     [
         ("map", "batch size", "same"),
-        ("map", "ranks", "same rows"),
+        ("map", "ranks", "same"),
+        ("map, shuffle=True", "no workers", "same"),
+        ("map, DistributedSampler", "ranks", "same rows"),
         ("global random numbers", "no workers", "same"),
-        ("stream", "workers", "error"),
-        ("mixture", "nothing", "-"),
+        ("mixture", "ranks", "same"),
+        ("length buckets", "batch size", "each once"),
+        ("stream", "workers", "same"),
+        ("IterableDataset", "workers", "error"),
     ],
 )
 def test_the_torch_loader_is_exact_or_refuses(kind, change, verdict):
