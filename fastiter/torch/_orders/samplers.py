@@ -75,7 +75,7 @@ class EpochOwner(Sampler[Any]):
         self.tail = checked_choice("tail", tail, TAILS)
         self.drop_last = checked_flag("drop_last", drop_last)
         self._epochs, counted = sampler, source
-        self.rows: Any = None  #: names of indices that tell their epoch
+        self.rows: Any = None  # names of indices that tell their epoch
         if hasattr(source, "__index__"):
             counted = range(checked_int("dataset_or_length", source))
         elif not self._cuts:
@@ -85,8 +85,7 @@ class EpochOwner(Sampler[Any]):
         self._length = functools.partial(dataset_length, counted)
         self._may_grow = keeps_rows(source)
         self._seed = seed_of(self._epochs, 2)
-        #: the epoch that the next iterator has
-        self.epoch = 0
+        self.epoch = 0  # that the next iterator has
         self._loaded: LoadedRecord | None = None  # from which it goes on
         self._begun: tuple[Any, State] | None = None
         self._drawn: DrawnRows | None = None  # of the iterator of another loader
