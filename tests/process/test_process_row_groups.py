@@ -165,6 +165,8 @@ def test_interrupts_at_random_leave_no_lock(path: Path) -> None:
     assert in_child(lambda: wrong_rows(data, 1, 10) == 0) == 0
 
 
+# An interrupt may come between the opening of a file of /proc, and the `with` that closes it.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_a_storm_of_interrupts_over_workers(path: Path) -> None:
     """No batch is lost, nothing hangs, and nothing else than the interrupts is raised."""
 
