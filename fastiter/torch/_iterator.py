@@ -209,7 +209,9 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
                 if plan.outcome is None:
                     continue
                 dropped = plan.progress.dropped if plan.n_dropped else ()
-                before = before._replace(skips=plan.progress.skips, dropped=dropped)
+                skips = plan.progress.skips
+                if skips is not before.skips or dropped != before.dropped:
+                    before = before._replace(skips=skips, dropped=dropped)
             found = self._read(plan, before)
             if found is None:
                 plans.deliver()
