@@ -21,7 +21,7 @@ from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
 from fastiter.torch._collate import collate_of, converter_for, shared_converter
-from fastiter.torch._device.copies import is_pending
+from fastiter.torch._device.copies import Pending
 from fastiter.torch._device.pinned import pinned_slots
 from fastiter.torch._examples import decided
 from fastiter.torch._iterator import LoaderIterator
@@ -264,7 +264,7 @@ class WorkersIterator(LoaderIterator):
                 if type(reply) is not AllSkipped:
                     reply = Failure(_error_of(reply, plan))
                 return self._passed(after, plan), reply
-        if self._pin_memory and not is_pending(reply):
+        if self._pin_memory and not isinstance(reply, Pending):
             reply = capture(_utils.pin_memory.pin_memory, reply, self._pin_memory_device)
             if type(reply) is Failure:
                 return before, reply

@@ -161,7 +161,10 @@ persistent_workers, pin_memory_device, in_order
         As torch; or if ``seed_examples``, ``return_indices`` or ``on_error`` is set for an
         `IterableDataset`, whose examples have no place and no index, or ``skip_limit`` is a share
         of a sampler without length. If ``dataset_timeout`` or ``hedge`` is set without workers, or
-        with a dataset that has a state.
+        with a dataset that has a state. If ``shuffle``, ``sampler``, ``batch_sampler``,
+        ``timeout``, ``hedge`` or ``return_indices`` is set for a `StreamDataset`.
+    RuntimeError
+        By the first ``next()`` at the latest, if ``device`` is a GPU and torch finds none.
     """
 
     _iterator: Any  # of the loop, where it is kept
@@ -345,9 +348,8 @@ persistent_workers, pin_memory_device, in_order
         else:
             self.check_worker_number_rationality()
             made = WorkersIterator(self, resume)
-        if (
-            self._loaded_record is None or self._loaded_record.is_finished
-        ):  # else until it has begun
+        record = self._loaded_record
+        if record is None or record.is_finished:  # else until it has begun
             self._loaded = None  # not if it was refused
         self._last_iteration.iterator = weakref.ref(made)
         return made

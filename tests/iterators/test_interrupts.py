@@ -52,6 +52,8 @@ def stacked(examples: list[Any], device: Any) -> np.ndarray:
 
 
 @pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
+# An interrupt may come between the opening of a file of /proc, and the `with` that closes it.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
 @pytest.mark.parametrize("broken", [False, True], ids=["whole", "broken"])
 @pytest.mark.parametrize("converter", [None, concat_examples, stacked])

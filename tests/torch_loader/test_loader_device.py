@@ -129,10 +129,10 @@ class HostCopies(copies.DeviceCopies):
     begun = 0
 
     def begin(self, batch: Any) -> Any:
-        if isinstance(batch, copies._Pending):
+        if isinstance(batch, copies.Pending):
             return batch
         HostCopies.begun += 1
-        return copies._Pending(copies._mapped(lambda leaf: leaf.clone(), batch), [], None)
+        return copies.Pending(copies._mapped(lambda leaf: leaf.clone(), batch), [], None)
 
     def hand_out(self, batch: Any) -> Any:
         return self.begin(batch).tree

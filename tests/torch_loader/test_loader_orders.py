@@ -708,6 +708,8 @@ class Interrupt(KeyboardInterrupt):
     pass
 
 
+# An interrupt may come between the opening of a file of /proc, and the `with` that closes it.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_interrupts_lose_no_batch_and_no_epoch(workers):
     expected = epoch_of(loader_of("shuffle", 2))

@@ -65,9 +65,9 @@ class DeviceCopies:
         return cls(device, loader.n_device_prefetch)
 
     def begin(self, batch: Any) -> Any:
-        """Begin to copy the tensors of a batch to a GPU: a `_Pending` batch. For other devices, the
+        """Begin to copy the tensors of a batch to a GPU: a `Pending` batch. For other devices, the
         batch as it is."""
-        if self.device.type != "cuda" or isinstance(batch, _Pending):
+        if self.device.type != "cuda" or isinstance(batch, Pending):
             return batch
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
@@ -81,13 +81,13 @@ class DeviceCopies:
 
         with torch.cuda.stream(self._stream):
             tree = _mapped(copied, batch)
-            return _Pending(tree, tensors, self._stream.record_event())
+            return Pending(tree, tensors, self._stream.record_event())
 
     def hand_out(self, batch: Any) -> Any:
         """Return a batch on the device, for the stream that is current. Called again for the same
         batch, it gives the same."""
         pending = self.begin(batch)
-        if isinstance(pending, _Pending):
+        if isinstance(pending, Pending):
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(pending.copied)
             for tensor in pending.tensors:
@@ -132,16 +132,11 @@ class DeviceCopies:
                 plan.outcome = [reply._replace(batch=self.begin(reply.batch))]
 
 
-class _Pending:
+class Pending:
     """A batch on its way to a GPU."""
 
     def __init__(self, tree: Any, tensors: list[torch.Tensor], copied: Any) -> None:
         self.tree, self.tensors, self.copied = tree, tensors, copied
-
-
-def is_pending(batch: Any) -> bool:
-    """Whether a batch is on its way to a GPU."""
-    return isinstance(batch, _Pending)
 
 
 def _is_batch(value: Any) -> bool:
