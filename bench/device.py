@@ -126,6 +126,23 @@ def _torch(n_workers: int, pin_memory: bool, ours: bool = False) -> Iterator[Any
             yield [tensor.to("cuda", non_blocking=True) for tensor in tensors]
 
 
+def _torch_device(n_workers: int) -> Iterator[Any]:
+    from fastiter.torch import DataLoader
+
+    loader = DataLoader(
+        Images(),
+        batch_size=BATCH,
+        shuffle=True,
+        drop_last=True,
+        num_workers=n_workers,
+        prefetch_factor=max(2, DEPTH // n_workers),
+        persistent_workers=True,
+        device="cuda",
+    )
+    while True:
+        yield from loader
+
+
 CANDIDATES: dict[str, tuple[str, Callable[[int], Iterator[Any]]]] = {
     "fastiter": ("fastiter, device=0", _straight),
     "staged": ("fastiter, device=0, slots not registered", _staged),
@@ -138,6 +155,7 @@ CANDIDATES: dict[str, tuple[str, Callable[[int], Iterator[Any]]]] = {
         "fastiter.torch.DataLoader, pin_memory, .to(non_blocking)",
         lambda n: _torch(n, True, ours=True),
     ),
+    "torch-device": ("fastiter.torch.DataLoader, device='cuda'", _torch_device),
 }
 
 SPIN = """extern "C" __global__ void spin(long long n) {
@@ -324,6 +342,12 @@ def summary(results: list[dict[str, Any]]) -> list[str]:
     drop_in, torch_pin = best("torch-ours"), best("torch-pin")
     if drop_in is not None and torch_pin is not None:
         lines.append(f"drop-in beside torch, both with pin_memory: {drop_in / torch_pin:.1f}x")
+    on_device = best("torch-device")
+    if on_device is not None and drop_in is not None:
+        lines.append(
+            f"drop-in with device='cuda' beside itself with pin_memory: {on_device / drop_in:.2f}x "
+            "(goal 1.2)"
+        )
     if ours is not None and host is not None:
         lines.append(f"beside the same ring on the host: {ours / host:.2f} (goal 0.85)")
     for found in measured:
