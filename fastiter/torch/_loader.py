@@ -41,7 +41,7 @@ from fastiter.torch._device.copies import checked_device
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import LoaderIterator
-from fastiter.torch._orders.keys import adopted, load_of_loader, own_state, owner_of
+from fastiter.torch._orders.keys import adopted, load_of_loader, own_state
 from fastiter.torch._orders.samplers import ranks_of
 from fastiter.torch._state import (
     LastIteration,
@@ -54,21 +54,15 @@ from fastiter.torch._state import (
     program_state,
     unbegun_state,
 )
-from fastiter.torch._statistics import Iterations
+from fastiter.torch._statistics import Told
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from fastiter._plan.epoch_sampler import EpochSampler
-    from fastiter._plan.state import Skipped
-    from fastiter._stats.iterator_stats import IteratorStats
-    from fastiter._stats.trace import Call, Trace, WorkerTraces
     from fastiter.iterators._arguments import Rank, Tail
     from fastiter.iterators.samplers.shuffle import OrderSampler
     from fastiter.torch._orders.places import LoadedRecord
-    from fastiter.torch._orders.samplers import EpochOwner
-    from fastiter.torch._streams import StreamIteration
 
 _CONTEXTS = (
     contexts.DefaultContext,
@@ -85,7 +79,7 @@ def _torch_takes_in_order() -> bool:  # since 2.6
     return "in_order" in inspect.signature(torch.utils.data.DataLoader).parameters
 
 
-class DataLoader(torch.utils.data.DataLoader[_T_co]):
+class DataLoader(Told, torch.utils.data.DataLoader[_T_co]):
     """torch's `DataLoader`: the same batches, from faster workers, and with a state.
 
     Arguments, attributes, errors and the shuffle order of a seed are the same as torch's; see
@@ -328,10 +322,6 @@ persistent_workers, pin_memory_device, in_order
         if is_safe:
             _torch_context.__set__(self, None)
 
-    @functools.cached_property
-    def _iterations(self) -> Iterations:
-        return Iterations(self)
-
     def _get_iterator(self) -> Any:
         """Make an iterator. A subclass may put it into one of its own."""
         if self._is_stream:
@@ -353,11 +343,6 @@ persistent_workers, pin_memory_device, in_order
             self._loaded = None  # not if it was refused
         self._last_iteration.iterator = weakref.ref(made)
         return made
-
-    @property
-    def _owner(self) -> EpochOwner | None:
-        """The `Order` or `Batches` that the keys come from."""
-        return owner_of(self._index_sampler)
 
     def _refuse_moved(self) -> None:
         """Drop a loaded state, if the sampler has gone on to another epoch since."""
@@ -395,14 +380,6 @@ persistent_workers, pin_memory_device, in_order
 
     def __len__(self) -> int:
         return _streams.length_of(self) if self._is_stream else super().__len__()
-
-    def _own_iterator(self) -> LoaderIterator | StreamIteration | None:
-        """The one of the last iteration, if it lives."""
-        return None if self._last_iteration.iterator is None else self._last_iteration.iterator()
-
-    def _skips(self) -> SkipState | None:
-        own = self._own_iterator()
-        return self._last_iteration.skips if own is None else own.skip_state()
 
     def __iter__(self) -> Any:
         iterator: Any = self._iterator
@@ -456,61 +433,6 @@ persistent_workers, pin_memory_device, in_order
         state["_facts"] = state["_facts"] or facts_of(self)
         Resume.of(state).check()
         return state
-
-    @property
-    def indices(self) -> Any:
-        """Keys of the batch delivered last, in the order of its rows.
-
-        A list, or with ``batch_size=None`` one key; None before the first batch of an iteration,
-        and for an `IterableDataset`. The iterator has it, too.
-        """
-        own = self._own_iterator()
-        return self._last_iteration.indices if own is None else own.indices
-
-    @property
-    def valid(self) -> torch.Tensor | None:
-        """For each row of the batch delivered last, whether it is to be counted: False only with
-        ``tail='mask'``, for repetitions that give all ranks equally many rows.
-
-        A bool tensor; None before the first batch of an iteration, and without a sampler of
-        fastiter's. The iterator has it, too.
-        """
-        own = self._own_iterator()
-        return self._last_iteration.valid if own is None else own.valid
-
-    @property
-    def skipped(self) -> list[Skipped]:
-        """Keys whose examples were skipped, with ``on_error``: one `Skipped` for each, at most
-        10,000, in the order in which they were skipped first, of all iterations.
-
-        Its ``index`` is the key, or its `repr` where that is no int; ``epoch`` the number of the
-        iteration, from 0. States hold them.
-        """
-        skips = self._skips()
-        return [] if skips is None else [*skips.records.values()]
-
-    def stats(self) -> IteratorStats:
-        """Return statistics of all iterations: their work, and the time that loops waited for it.
-
-        As `MultiprocessIterator.stats`; ``change`` and ``advice`` name this loader's arguments:
-        ``DataLoader(**{**arguments, **stats.change})``. Settings are those of the last iteration.
-        Does not block, and may be called in any state, from any thread. Batches that torch's own
-        workers make (``multiprocessing_context`` of another class) do not count.
-        """
-        return self._iterations.stats()
-
-    def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
-        """Record what loops and workers do during a ``with`` block, also in iterations that begin
-        within it; see `MultiprocessIterator.trace`."""
-        from fastiter._stats.trace import Trace
-
-        return Trace(self, path)
-
-    def _start_trace(self, note: Callable[[Call], None]) -> None:
-        self._iterations.start_trace(note)
-
-    def _stop_trace(self) -> WorkerTraces:
-        return self._iterations.stop_trace()
 
     def _digest_of_values(self) -> dict[str, str]:
         """The weights or indices that the sampler draws from, read once for each object."""

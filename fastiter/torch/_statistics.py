@@ -1,8 +1,9 @@
-"""Statistics and traces of all iterations of a loader."""
+"""Examples of a loader's batches, and statistics and traces of all its iterations."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,10 +17,19 @@ from fastiter._stats.iterator_stats import IteratorStats
 from fastiter._stats.stats import LoaderStats
 from fastiter._stats.timer import Timer
 from fastiter._util.concurrency import renew_in_child
+from fastiter.torch._orders.keys import owner_of
 
 if TYPE_CHECKING:
+    import os
+
+    import torch
+
     from fastiter._engine.processes import ProcessExecutor
-    from fastiter._stats.trace import Call, WorkerTraces
+    from fastiter._plan.state import Skipped, SkipState
+    from fastiter._stats.trace import Call, Trace, WorkerTraces
+    from fastiter.iterators._addresses import Address
+    from fastiter.torch._orders.samplers import EpochOwner
+    from fastiter.torch._state import LastIteration
 
 
 class Iteration:
@@ -119,3 +129,118 @@ class Iterations:
                 for worker, events in one.executor.traces().items():
                     traces.setdefault(worker, []).extend(events)
         return {**traces}
+
+
+class Told:
+    """Base of a loader: the examples of its batches, statistics and traces, between iterations and
+    while one is under way."""
+
+    _index_sampler: Any
+    _last_iteration: LastIteration
+
+    @functools.cached_property
+    def _iterations(self) -> Iterations:
+        return Iterations(self)
+
+    @property
+    def _owner(self) -> EpochOwner | None:
+        """The `Order` or `Batches` that the keys come from."""
+        return owner_of(self._index_sampler)
+
+    def _own_iterator(self) -> Any:
+        """The one of the last iteration, if it lives."""
+        return None if self._last_iteration.iterator is None else self._last_iteration.iterator()
+
+    def _skips(self) -> SkipState | None:
+        own = self._own_iterator()
+        return self._last_iteration.skips if own is None else own.skip_state()
+
+    @property
+    def indices(self) -> Any:
+        """Keys of the batch delivered last, in the order of its rows.
+
+        A list, or with ``batch_size=None`` one key; None before the first batch of an iteration,
+        and for an `IterableDataset`. The iterator has it, too.
+        """
+        own = self._own_iterator()
+        return self._last_iteration.indices if own is None else own.indices
+
+    @property
+    def valid(self) -> torch.Tensor | None:
+        """For each row of the batch delivered last, whether it is to be counted: False only with
+        ``tail='mask'``, for repetitions that give all ranks equally many rows.
+
+        A bool tensor; None before the first batch of an iteration, and without a sampler of
+        fastiter's. The iterator has it, too.
+        """
+        own = self._own_iterator()
+        return self._last_iteration.valid if own is None else own.valid
+
+    def batch_at(self, number: int, *, rank: int | None = None) -> Address:
+        """Return the examples of a batch, without fetching or moving; with a sampler of fastiter's.
+
+        Batches count from 0 in each epoch, as those of an iterator with ``repeat=False``. The epoch
+        is that of the iteration that is under way, else that of the next one, which ``set_epoch``
+        chooses: the batch of step s of the whole training is number ``s % len(loader)`` of epoch
+        ``s // len(loader)``, if all epochs have that length.
+
+        Parameters
+        ----------
+        number : int
+        rank : int, optional
+            Number of the rank; by default this process's.
+
+        Returns
+        -------
+        Address
+            As that of `MultiprocessIterator.batch_at`; its ``step`` is the number.
+
+        Raises
+        ------
+        LookupError
+            If the loader has no sampler of fastiter's, if the epoch has no such batch, or if a
+            state was loaded and the batch is one of those before its cuts have changed.
+        """
+        owner = self._owner
+        if owner is None:
+            raise LookupError(
+                "batch_at() needs a sampler of fastiter's, whose batches are known beforehand: "
+                "pass sampler=ShuffleOrderSampler(seed), or another one with a seed"
+            )
+        own = self._own_iterator()
+        iteration = None if own is None or own._finished else own._sampler_iter
+        return owner.address(self, iteration, number, rank)
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Keys whose examples were skipped, with ``on_error``: one `Skipped` for each, at most
+        10,000, in the order in which they were skipped first, of all iterations.
+
+        Its ``index`` is the key, or its `repr` where that is no int; ``epoch`` the number of the
+        iteration, from 0. States hold them.
+        """
+        skips = self._skips()
+        return [] if skips is None else [*skips.records.values()]
+
+    def stats(self) -> IteratorStats:
+        """Return statistics of all iterations: their work, and the time that loops waited for it.
+
+        As `MultiprocessIterator.stats`; ``change`` and ``advice`` name this loader's arguments:
+        ``DataLoader(**{**arguments, **stats.change})``. Settings are those of the last iteration.
+        Does not block, and may be called in any state, from any thread. Batches that torch's own
+        workers make (``multiprocessing_context`` of another class) do not count.
+        """
+        return self._iterations.stats()
+
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
+        """Record what loops and workers do during a ``with`` block, also in iterations that begin
+        within it; see `MultiprocessIterator.trace`."""
+        from fastiter._stats.trace import Trace
+
+        return Trace(self, path)
+
+    def _start_trace(self, note: Callable[[Call], None]) -> None:
+        self._iterations.start_trace(note)
+
+    def _stop_trace(self) -> WorkerTraces:
+        return self._iterations.stop_trace()

@@ -138,9 +138,9 @@ class EpochKeys:
         self.first = 0, 0  #: number of the first batch, and keys before it
         self._ahead: list[Any] = []  # plans of batches that were missing
         self._plans: dict[int, tuple[State, Any]] = {}  # with the states before them
-        self._loaded = owner._loaded
-        if self._loaded is not None:
-            self._begin(self._loaded)
+        self.loaded = owner._loaded  #: record that the iteration goes on from
+        if self.loaded is not None:
+            self._begin(self.loaded)
             before = self._base.position // owner.num_replicas - self._n_ahead()
             self.first = max(0, self._base.step - len(self._ahead)), max(0, before)
 
@@ -167,7 +167,7 @@ class EpochKeys:
     def take(self) -> bool:
         """Take the number of the epoch, with the first batch. False: batches were planned, and the
         sampler has gone on to another epoch since."""
-        owner, loaded, planner = self._owner, self._loaded, self._planner
+        owner, loaded, planner = self._owner, self.loaded, self._planner
         if self.number is None:
             if planner is None:
                 planner = self._begin(None)
@@ -250,7 +250,7 @@ class EpochKeys:
         }
 
     def _record(self, end: int, pending: set[int]) -> dict[str, Any]:
-        owner, loaded, planner = self._owner, self._loaded, self._planner
+        owner, loaded, planner = self._owner, self.loaded, self._planner
         goes_on = loaded is not None and owner._loaded is loaded
         if planner is None or not (self.has_begun or goes_on):
             return owner.state_dict()

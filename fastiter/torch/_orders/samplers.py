@@ -24,7 +24,7 @@ from fastiter._plan.record import packed, record_of
 from fastiter._plan.seed import seed_of
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.ranks import iterator_ranks
-from fastiter.iterators._addresses import Preview
+from fastiter.iterators._addresses import Address, Preview, address_of
 from fastiter.iterators._arguments import MOST_ROWS
 from fastiter.iterators.samplers._batches import CallableBatches
 from fastiter.iterators.samplers.epochs import RowsOfEpochs, sampler_of_epochs
@@ -219,6 +219,29 @@ class EpochOwner(Sampler[Any]):
         last = Preview(planner, self.rank, EpochStore()).before(n_batches - 1)
         plan: Any = planner.advance(last)
         return (n_batches - 1) * planner.batch_size + len(plan.indices)
+
+    def address(self, loader: Any, iteration: Any, number: int, rank: int | None) -> Address:
+        """The address of a batch of a loader's iteration that is under way, or of the next one."""
+        number = checked_int("number", number, minimum=0)
+        rank = self.rank if rank is None else checked_int("rank", rank, minimum=0)
+        if rank >= self.num_replicas:
+            raise ValueError(f"rank must be below num_replicas={self.num_replicas}, not {rank}")
+        epoch, loaded = self.epoch, self._loaded
+        if iteration is not None and iteration.has_begun:
+            epoch, loaded = iteration.number, iteration.loaded
+        size = None if self._cuts else loader.batch_size or 1
+        planner = self.planner(epoch, size, loader.seed_examples)
+        if loaded is not None:
+            loaded.go_to(planner)
+        state = planner.state
+        end = state.step + planner.n_steps(state.cuts, state.position, state.whole_size)
+        plan: Any = None
+        if number < end:
+            preview = Preview(planner, rank, EpochStore())
+            plan = preview.advance(preview.before(number))
+        if plan is None or (size and loader.drop_last and len(plan.indices) < size):
+            raise LookupError(f"epoch {epoch} has {len(loader)} batches, none of number {number}")
+        return address_of(plan, rank, self._seed, epochs_of(loader.dataset))
 
     def _batches(self) -> Iterator[tuple[DrawnRows, list[int]]]:
         """The batches of the next epoch, whose number is taken with the first of them."""
