@@ -69,11 +69,12 @@ class _Trial(NamedTuple):
 
 class Tuner:
     """Watches one iterator, from within its ``next()``. ``most`` has the settings that may change,
-    and how far."""
+    and how far. At least ``least`` workers stay."""
 
-    def __init__(self, most: dict[str, int]) -> None:
+    def __init__(self, most: dict[str, int], least: int = 1) -> None:
         self.changes: list[str] = []
         self.most = most
+        self._least = least
         self._due = 0
         self._marks: list[IteratorStats] = []  # where the last windows began and ended
         self._trial: _Trial | None = None
@@ -133,7 +134,7 @@ class Tuner:
             return trial.before, "that did not help"
         for name in self.most.keys() & {"n_processes", "n_workers"}:
             workers = _current(recent, name)
-            enough = max(1, math.ceil(1.5 * recent.busy * workers))
+            enough = max(self._least, math.ceil(1.5 * recent.busy * workers))
             if self._calm >= _CALM_WINDOWS and 2 * enough <= workers:
                 self._calm = 0
                 return {name: enough}, f"workers {recent.busy:.0%} busy"

@@ -456,13 +456,13 @@ cdef class RowWriter(SlotRows):
     # ---- finish
 
     cdef int finish(self, object batch_converter) except -1:
-        """Finishes the slot, by a `BatchConverter` if there is one, and publishes it."""
+        """Finishes the slot, by a `BatchConverter` unless its row is the batch, and publishes it."""
         cdef WorkerRing end = self.end
         cdef fi_worker_stat *stat = end.stat
         cdef fi_event event
         cdef int64_t since, took
         cdef uint32_t flags
-        if batch_converter is None:
+        if batch_converter is None or (self.answer is not None and self.is_made_as_a_whole()):
             fi_worker_ready(&end.worker, &end.claim, 0)
             return 0
         since = fi_now_ns()

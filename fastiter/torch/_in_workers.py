@@ -14,7 +14,9 @@ from fastiter._clib import status
 from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.dataset_access import is_stateful, plain_columns
 from fastiter._order.plan import Plan
+from fastiter._stats.autotune import first_workers
 from fastiter._stats.timer import Timer
+from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure, capture, load, reraise
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
@@ -28,6 +30,7 @@ from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._keys import keys_of
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, asks_state, index_array
 from fastiter.torch._state import Resume, hold_state
+from fastiter.torch._statistics import Adjustment, ahead
 from fastiter.torch._worker import LoaderJob, Reply
 
 if TYPE_CHECKING:
@@ -79,6 +82,7 @@ class WorkersIterator(LoaderIterator):
     """Has worker processes make the batches, and delivers them in the sampler's order."""
 
     _executor: ProcessExecutor
+    _adjustment: Adjustment | None = None  # of the number of workers
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         super().__init__(loader, resume)
@@ -87,7 +91,13 @@ class WorkersIterator(LoaderIterator):
         # What is delivered out of order can be told at that time only.
         self._interval = loader.snapshot_every_n_steps if loader.in_order else 1
         self._asks_first = self._is_iterable or is_stateful(self._dataset)
-        self._shares_rows = loader.dataset_timeout is not None or loader.hedge is not None
+        self._shares_rows = (
+            loader.dataset_timeout is not None or loader.hedge is not None or loader.adjusts_workers
+        )
+        if loader.adjusts_workers:
+            # Batches whose rows workers cannot share are theirs in turns: of those that stay.
+            self._num_workers = min(loader.num_workers, first_workers(usable_cpus()))
+            self._adjustment = Adjustment(loader, self._num_workers)
         rows, self._converter = self._rows_of(loader)
         self._planner = Plans(self._num_workers, rows, loader.in_order, self._auto_collation)
         self._planner.shares_rows = self._shares_rows
@@ -154,12 +164,14 @@ class WorkersIterator(LoaderIterator):
             retries=loader.on_timeout == "retry",
             hedges=loader.hedge is not None,
         )
+        most = 0 if self._adjustment is None else self._adjustment.most_workers
         pool = Pool(
             job=job,
-            workers=self._num_workers,
+            workers=loader.num_workers,
+            most_workers=most,
+            most_prefetch=most * loader.prefetch_factor,
             rows=max(1, self._planner.rows, self._rows_alone()),
-            # Without an order no worker is to have more than its share.
-            n_prefetch=loader.prefetch_factor * self._num_workers - (not loader.in_order),
+            n_prefetch=ahead(loader),
             n_held=2 + (_MOST_COPIES + loader.n_device_prefetch if self._pin_memory else 0),
             shared_mem=None,
             dataset_timeout=loader.dataset_timeout,
@@ -333,6 +345,8 @@ class WorkersIterator(LoaderIterator):
         return alone
 
     def _fetch(self, plan: Plan) -> Plan:
+        if self._adjustment is not None:
+            self._adjustment.tune(self._executor, self._counted)
         try:
             return self._executor.make(self._planner, plan)
         except WorkerDiedError as error:

@@ -8,15 +8,16 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing import context as contexts
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch.utils.data
 from torch.utils.data import _DatasetKind
 
 from fastiter._fetch.dataset_access import is_stateful, row_groups_of
 from fastiter._plan.state import SkipState
-from fastiter._stats.autotune import MOST_PREFETCH
+from fastiter._stats.autotune import MOST_PREFETCH, first_workers
 from fastiter._util.arguments import checked_int, checked_seconds
+from fastiter._util.cpus import usable_cpus
 from fastiter._workers.start_method import SAFE
 from fastiter.datasets.arrow_dataset import table_source
 from fastiter.datasets.stream_dataset import StreamDataset
@@ -100,7 +101,9 @@ persistent_workers, pin_memory_device, in_order
         ``multiprocessing_context`` may also be ``'safe'``: a fork server in place of a fork that
         may be unsafe. With ``in_order=False`` and workers, batches come as they are
         complete; a state then records the batches still missing, and after loading those come
-        first.
+        first. ``num_workers='auto'``, for datasets with ``__getitem__`` and no state: begin with
+        few, and add or remove workers as `stats` advises; the attribute is the present number, with
+        which the next iteration begins. Workers then share the examples of a batch.
     snapshot_every_n_steps : int, optional
         Number of batches between saved states of dataset and sampler; resuming fetches the batches
         since the last save again. 1 by default, and with ``in_order=False``.
@@ -171,7 +174,7 @@ persistent_workers, pin_memory_device, in_order
         shuffle: bool | None = None,
         sampler: Iterable[Any] | OrderSampler | EpochSampler | None = None,
         batch_sampler: Iterable[Any] | EpochSampler | Callable[[int], Any] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -210,6 +213,11 @@ persistent_workers, pin_memory_device, in_order
             )
         if self.device is not None and self.device.type == "cuda":
             pin_memory = pin_memory or torch.cuda.is_available()
+        self.adjusts_workers = isinstance(num_workers, str)
+        if isinstance(num_workers, str):
+            if num_workers != "auto":
+                raise ValueError(f"num_workers must be a number or 'auto', not {num_workers!r:.80}")
+            num_workers = first_workers(usable_cpus())
         self._is_stream = isinstance(dataset, StreamDataset)
         given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
         if not self._is_stream and not isinstance(dataset, torch.utils.data.IterableDataset):
@@ -264,7 +272,9 @@ persistent_workers, pin_memory_device, in_order
         self.hedge = checked_share("hedge", hedge)
         for name in ("dataset_timeout", "hedge"):
             if getattr(self, name) is not None and not self._is_stream:
-                self._check_shared_rows(name)
+                self._check_shared_rows(f"{name}={getattr(self, name)}")
+        if self.adjusts_workers:
+            self._check_shared_rows("num_workers='auto'")
         self.return_indices = return_indices
         if return_indices and isinstance(dataset, torch.utils.data.IterableDataset):
             raise ValueError(
@@ -279,15 +289,15 @@ persistent_workers, pin_memory_device, in_order
         if self._is_stream:
             _streams.check_arguments(self)
 
-    def _check_shared_rows(self, name: str) -> None:
+    def _check_shared_rows(self, what: str) -> None:
         """Refuse an argument that has other workers fetch an example, where they cannot."""
         dataset: Any = self.dataset
-        what = f"{name}={getattr(self, name)}"
         if not self.num_workers:
             raise ValueError(f"{what} limits the time of workers: set num_workers=1 or more")
         if not self._has_state():
             raise ValueError(f"{what} needs fastiter's workers: leave multiprocessing_context out")
-        if self._dataset_kind == _DatasetKind.Iterable or is_stateful(dataset):
+        is_iterable = self._is_stream or self._dataset_kind == _DatasetKind.Iterable
+        if is_iterable or is_stateful(dataset):
             raise ValueError(
                 f"{what} needs a dataset whose examples any worker can fetch, not an "
                 "IterableDataset and none with a state_dict()"
@@ -336,7 +346,8 @@ persistent_workers, pin_memory_device, in_order
         if self.num_workers == 0:
             made: LoaderIterator = InProcessIterator(self, resume)
         else:
-            self.check_worker_number_rationality()
+            if not self.adjusts_workers:
+                self.check_worker_number_rationality()
             made = WorkersIterator(self, resume)
         record = self._loaded_record
         if record is None or record.is_finished:  # else until it has begun

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import _DatasetKind
 
 from fastiter._fetch.dataset_access import row_groups_of
+from fastiter._stats.autotune import Tuner, most_workers
 from fastiter._stats.bottleneck import TORCHS
 from fastiter._stats.iterator_stats import IteratorStats
 from fastiter._stats.stats import LoaderStats
 from fastiter._stats.timer import Timer
 from fastiter._util.concurrency import renew_in_child
+from fastiter._util.cpus import usable_cpus
 from fastiter.torch._orders.keys import owner_of
 
 if TYPE_CHECKING:
@@ -39,25 +41,65 @@ class Iteration:
         self.iterator = weakref.ref(iterator)
         self.timer = timer
         self.executor: ProcessExecutor | None = None  #: of the workers, once it was made
+        self.changes: tuple[str, ...] = ()  #: of the number of workers
 
     def stats(self, facts: dict[str, Any]) -> IteratorStats:
         _, inside, _, between, _ = self.timer.read()
         executor = self.executor
         loader = LoaderStats() if executor is None else executor.stats(inside + between)
+        loader = loader._replace(changes=(*self.changes, *loader.changes))
         return IteratorStats.of(self.timer, loader, **facts)
+
+
+def ahead(loader: Any) -> int:
+    """Batches that workers fetch ahead."""
+    # Without an order no worker is to have more than its share.
+    return loader.prefetch_factor * loader.num_workers - (not loader.in_order)  # type: ignore[no-any-return]
+
+
+class Adjustment:
+    """Adjusts the number of workers of an iteration, with ``num_workers='auto'``.
+
+    Parameters
+    ----------
+    loader : DataLoader
+        Its ``num_workers`` follows.
+    least : int
+        Workers that stay.
+    """
+
+    def __init__(self, loader: Any, least: int) -> None:
+        self._loader = weakref.ref(loader)
+        self.most_workers = max(most_workers(usable_cpus()), loader.num_workers)
+        self._tuner = Tuner({"n_processes": self.most_workers}, least)
+        # A tuner knows the settings by the iterators' names.
+        self._facts = {**loader._iterations.facts, "iterator": "MultiprocessIterator"}
+
+    def tune(self, executor: ProcessExecutor, counted: Iteration) -> None:
+        """Adjust the number, if it is time to. Called before each batch is waited for."""
+        self._tuner.tune(executor, lambda: counted.stats(self._facts))
+        loader, pool = self._loader(), executor.pool
+        if pool is None or len(counted.changes) == len(self._tuner.changes):
+            return
+        counted.changes = tuple(
+            change.replace("n_processes", "num_workers", 1) for change in self._tuner.changes
+        )
+        if loader is not None:
+            loader.num_workers = pool.n_workers
+            pool.adjust("n_prefetch", ahead(loader))
 
 
 class Iterations:
     """The iterations of a loader: what was counted of those that have ended, and the others."""
 
     def __init__(self, loader: Any) -> None:
-        self._facts = {"iterator": TORCHS, "batch_size": loader.batch_size, "has_converter": True}
+        self.facts = {"iterator": TORCHS, "batch_size": loader.batch_size, "has_converter": True}
         n = loader.num_workers
         ahead = n * (loader.prefetch_factor or 0)
         none = LoaderStats("processes" if n else "none", n, ahead)
         # Swapped in one step: any thread reads both.
         self._counted: tuple[IteratorStats, tuple[Iteration, ...]] = (
-            IteratorStats.of(Timer(), none, **self._facts),
+            IteratorStats.of(Timer(), none, **self.facts),
             (),
         )
         self._first: Timer | None = None
@@ -85,7 +127,7 @@ class Iterations:
                     left.insert(0, one)
             for one in others:
                 if one not in left:
-                    ended = ended.followed_by(one.stats(self._facts))
+                    ended = ended.followed_by(one.stats(self.facts))
             self._counted = ended, tuple(left)
         return begun
 
@@ -100,7 +142,7 @@ class Iterations:
         """Statistics of all. Takes no lock."""
         found, others = self._counted
         for one in others:
-            found = found.followed_by(one.stats(self._facts))
+            found = found.followed_by(one.stats(self.facts))
         n_decoded = 0 if self._row_groups is None else self._row_groups.n_decoded - self._n_decoded
         # The time of the process, which runs once for all.
         seconds = 0.0 if self._first is None else self._first.read()[-1]
