@@ -63,7 +63,7 @@ class Adjustment:
     Parameters
     ----------
     loader : DataLoader
-        Its ``num_workers`` follows.
+        Loader whose ``num_workers`` is kept up to date.
     least : int
         Workers that stay.
     """
