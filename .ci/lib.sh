@@ -29,12 +29,12 @@ install_packages() {
     fi
 }
 
-# readme_command NAME: the commands or program in the code block that follows the marker "<!-- NAME -->" in README.md.
+# readme_command NAME [PAGE]: the commands or program in the code block that follows the marker "<!-- NAME -->" in a page, README.md by default.
 readme_command() {
     awk -v marker="<!-- $1 -->" '
         $0 == marker { found = 1; next }
         found && /^```/ { if (inside) exit; inside = 1; next }
-        inside' "$top/README.md"
+        inside' "$top/${2:-README.md}"
 }
 
 # provide_spin: Spin on PATH, from Debian's package unless it is installed. Needs no root.
