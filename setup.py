@@ -9,13 +9,53 @@ FASTITER_PORTABLE=1    the portable POSIX path instead of the Linux one
 FASTITER_WERROR=1      compiler warnings are errors
 """
 
+# ruff: noqa: E402  (where it cannot be built, nothing else shall be the first error)
+
 from __future__ import annotations
 
 import hashlib
 import os
+import shlex
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
+
+BUILDS = {"bdist_wheel", "build", "build_clib", "build_ext", "develop", "editable_wheel", "install"}
+
+
+def obstacle() -> str | None:
+    """A statement of why fastiter cannot be built here, or None."""
+    supported = "fastiter runs on Linux, on CPython 3.10 or newer"
+    if sys.implementation.name != "cpython":
+        return f"{supported}. This is {sys.implementation.name}."
+    if sys.platform != "linux" and os.environ.get("FASTITER_PORTABLE", "0") in ("", "0"):
+        windows = " On Windows, WSL 2 is a Linux." if sys.platform == "win32" else ""
+        return (
+            f"{supported}. This is {sys.platform}, which is not supported.{windows} Programs for "
+            "several systems can use torch.utils.data.DataLoader here, and depend on: "
+            "fastiter-loader; sys_platform == 'linux'"
+        )
+    if not BUILDS.intersection(sys.argv):
+        return None
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if shutil.which(compiler) is None:
+        return (
+            f"Building fastiter from its sources needs a C compiler, and {compiler!r} was not "
+            "found. On Debian and Ubuntu: apt install gcc python3-dev. If your compiler has "
+            "another name, set CC to it."
+        )
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        return (
+            "Building fastiter from its sources needs the headers of CPython, and "
+            f"{header} was not found. On Debian and Ubuntu: apt install python3-dev."
+        )
+    return None
+
+
+if (statement := obstacle()) is not None:
+    sys.exit(f"\n{statement}\n")
 
 import numpy
 from Cython import __version__ as cython_version

@@ -7,6 +7,8 @@ converters have the interface of Chainer's.
 from __future__ import annotations
 
 import importlib
+import os
+import warnings
 from typing import TYPE_CHECKING
 
 try:
@@ -57,6 +59,28 @@ from fastiter.iterators import (
     VirtualShuffleOrderSampler,
     WeightedOrderSampler,
 )
+
+_FILES = {"__init__.py", "__main__.py", "errors.py", "kernels.py", "random.py"}
+
+
+def _warn_of_others() -> None:
+    """Warn if files of another distribution lie here: that called fastiter has the same folder."""
+    try:
+        found = os.listdir(os.path.dirname(__file__))
+    except OSError:  # imported from an archive
+        return
+    others = sorted({name for name in found if name.endswith(".py")} - _FILES)
+    if others:
+        warnings.warn(
+            f"another distribution has put {', '.join(others)} into the folder of fastiter-loader, "
+            f"{os.path.dirname(__file__)}: each may overwrite or remove files of the other. "
+            "Run: pip uninstall -y fastiter fastiter-loader, then install fastiter-loader again",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+_warn_of_others()
 
 _MODULES = (
     *("dataset", "datasets", "errors", "interop", "iterators", "kernels", "random", "reader"),

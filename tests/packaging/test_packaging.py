@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -86,3 +88,44 @@ def test_a_tree_that_is_not_compiled_names_the_command(tmp_path):
     done = run("-S", "-c", "import fastiter", cwd=tmp_path, env=None)
     assert done.returncode == 1
     assert re.search(r"^ImportError: .*pip install", done.stderr, re.MULTILINE | re.DOTALL)
+
+
+def test_files_of_another_distribution_are_reported(tmp_path):
+    """PyPI's fastiter has modules in the folder of the same name."""
+    folder = tmp_path / "fastiter"
+    shutil.copytree(INSTALLED, folder, ignore=shutil.ignore_patterns("*.pyx", "__pycache__"))
+    assert {path.name for path in folder.glob("*.py")} == fastiter._FILES
+    command = "-S", "-c", f"import sys; sys.path[1:1] = {sys.path!r}; import fastiter"
+    clean = run(*command, cwd=tmp_path, env=None)
+    assert (clean.returncode, clean.stderr) == (0, "")
+    (folder / "adapters.py").touch()
+    told = run(*command, cwd=tmp_path, env=None)
+    assert told.returncode == 0
+    assert "RuntimeWarning: another distribution has put adapters.py into" in told.stderr
+
+
+SETUP = PACKAGE.parent / "setup.py"
+
+
+@pytest.mark.parametrize(
+    ("before", "argument", "expected"),
+    [
+        ("sys.platform = 'darwin'", "egg_info", "runs on Linux.*This is darwin, which is not"),
+        ("sys.platform = 'win32'", "bdist_wheel", "runs on Linux.*WSL 2"),
+        ("sys.implementation.name = 'pypy'", "bdist_wheel", "CPython.*This is pypy"),
+        (
+            "os.environ['CC'] = 'no-such-cc -O2'",
+            "bdist_wheel",
+            "compiler, and 'no-such-cc'",
+        ),
+        ("sysconfig.get_path = lambda name: '/none'", "build_ext", "/none/Python.h was not found"),
+    ],
+)
+def test_where_it_cannot_be_built_one_statement_says_so(before, argument, expected, tmp_path):
+    code = (
+        f"import os, runpy, sys, sysconfig; {before}; "
+        f"sys.argv = ['setup.py', {argument!r}]; runpy.run_path({str(SETUP)!r})"
+    )
+    done = run("-c", code, cwd=tmp_path, env={**os.environ, "CC": "sh", "FASTITER_PORTABLE": ""})
+    assert done.returncode == 1
+    assert re.fullmatch(rf"\n.*{expected}.*\n\n", done.stderr)
