@@ -6,6 +6,7 @@ import numpy.typing as npt
 HEAD_BYTES: int
 
 def start_of(length: int) -> int: ...
+
 @final
 class CacheTable:
     def __init__(

@@ -46,7 +46,8 @@ def _short(text: str) -> str:
     """A text that fits into a description; another one for another text."""
     if len(text.encode(errors="surrogatepass")) <= _MOST_TEXT:
         return text
-    return f"{text[: _MOST_TEXT // 4]}... ({hashlib.sha256(text.encode(errors='replace')).hexdigest()})"
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return f"{text[: _MOST_TEXT // 4]}... ({digest})"
 
 
 class OpenedFile(NamedTuple):
@@ -58,16 +59,16 @@ class OpenedFile(NamedTuple):
 
 
 def open_table(
-    path: str, meaning: Meaning, disk: int | float | None, number: bytes | None = None
+    path: str, meaning: Meaning, disk: float | None, number: bytes | None = None
 ) -> OpenedFile:
-    """Opens the file of a cache, which is made if there is none. `disk`: its limit in bytes, or as a
-    share of what its file system has free; `number`: that of the only file that is right."""
+    """Opens the file of a cache, which is made if there is none. `disk`: its limit in bytes; a
+    float is a share of what its file system has free. `number`: that of the only right file."""
     fd, is_read_only, found = _open(path, meaning, number)
     try:
         if meaning != found.meaning:
             raise ValueError(
-                f"the cache {path} holds {found.meaning}, and this one is of {meaning}: pass another "
-                "path=, or delete the file"
+                f"the cache {path} holds {found.meaning}, and this one is of {meaning}: pass "
+                "another path=, or delete the file"
             )
         table = _table(fd, meaning, disk, is_read_only)
         return OpenedFile(table, found.number, bool(table.present().any()))
@@ -163,9 +164,7 @@ def _make(path: str, meaning: Meaning, place: Any) -> None:
             os.unlink(temporary)
 
 
-def _table(
-    fd: int, meaning: Meaning, disk: int | float | None, is_read_only: bool
-) -> CacheTable:
+def _table(fd: int, meaning: Meaning, disk: float | None, is_read_only: bool) -> CacheTable:
     start = start_of(meaning.length)
     facts = os.fstat(fd)
     used = facts.st_blocks * 512

@@ -35,7 +35,7 @@ def _run(cache: Any, rows: Any, n_processes: int, bar: Any) -> None:
     start_method.require_guard(start)
     count = min(n_processes, len(rows))
     workers = [
-        # No worker waits for another: one that is killed holds no lock, and keeps its own rows back.
+        # No worker waits for another: one that is killed holds no lock.
         start.context.Process(target=_fill_rows, args=(cache, rows[number::count]), daemon=True)
         for number in range(count)
     ]

@@ -29,8 +29,8 @@ logger = logging.getLogger("fastiter")
 _PLAIN, _ARRAYS = 0, 1  # kinds of entries: any example; one whose buffers are those of arrays
 _NUMBERS = (int, float, complex, bool, str, bytes, np.generic, type(None))
 _NO_WAY = (
-    "a cache in memory has no name, so it travels only through multiprocessing: as an argument of a "
-    "Process, through a Queue, Pipe or Pool, or as part of a dataset. A cache in a file (path=) "
+    "a cache in memory has no name, so it travels only through multiprocessing: as an argument of "
+    "a Process, through a Queue, Pipe or Pool, or as part of a dataset. A cache in a file (path=) "
     "can be pickled"
 )
 
@@ -117,7 +117,7 @@ class CachedDataset(Closing, DatasetMixin):
         self.dataset = dataset
         self.path: str | None = None
         self._copies = checked_flag("copy", copy)
-        self._disk: int | float | None = None
+        self._disk: float | None = None
         self._memory: Any = None
         self._limit = 0
         self._number: bytes | None = None
@@ -146,7 +146,7 @@ class CachedDataset(Closing, DatasetMixin):
         self._map: mmap.mmap | None = None
         self._told: set[str] = set()
 
-    def _open_memory(self, size: int | float) -> None:
+    def _open_memory(self, size: float) -> None:
         start = start_of(self._length)
         limit = int(size * status.memory_total()) if isinstance(size, float) else size
         if limit < start:
@@ -447,8 +447,8 @@ def cache(
     Raises
     ------
     TypeError, ValueError
-        If the dataset has no length, or an argument is of a wrong type, is out of range, or does not
-        go together with another; if the file is no cache, or that of another dataset.
+        If the dataset has no length, or an argument is of a wrong type, is out of range, or does
+        not go together with another; if the file is no cache, or that of another dataset.
     OSError, MemoryError
         If the file cannot be opened or made, or there is no memory for the index.
 
@@ -461,7 +461,7 @@ def cache(
     return CachedDataset(dataset, memory=memory, path=path, disk=disk, key=key, copy=copy)
 
 
-def _checked_size(name: str, value: Any) -> int | float:
+def _checked_size(name: str, value: Any) -> float:
     """A number of bytes, or a share between 0 and 1 as a float."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         if not 0 < value < 1 << 62:

@@ -420,7 +420,11 @@ def test_damaged_bytes_give_right_rows_or_an_error(tmp_path):
     start = content.index(np.arange(9).tobytes())
     damaged = 0
     # Header and index are mostly zeros: a part of their bytes stands for all.
-    for place in [*range(0, 1200, 16), *range(12288, 12352, 4), *range(start - 400, len(content), 8)]:
+    for place in [
+        *range(0, 1200, 16),
+        *range(12288, 12352, 4),
+        *range(start - 400, len(content), 8),
+    ]:
         path.write_bytes(content)
         with path.open("r+b") as file:
             file.seek(place)

@@ -1,4 +1,4 @@
-"""fastiter.cache in many processes: one copy for all, workers that are killed, limits of a program."""
+"""fastiter.cache in processes: one copy for all, killed workers, limits of a program."""
 
 from __future__ import annotations
 
@@ -131,8 +131,7 @@ def kill_fillers(kind, tmp_path, kills):
         ]
         for child in children:
             child.start()
-        first, last = children
-        os.kill(last.pid, signal.SIGSTOP)  # its row may stay claimed while it is stopped
+        os.kill(children[1].pid, signal.SIGSTOP)  # its row may stay claimed while it is stopped
         before = cached.stats()
         wait_until(lambda before=before: cached.stats()[5:7] != before[5:7], "a fetch")
         for child in children:
@@ -174,7 +173,9 @@ def kill_programs(path, times):
         wait_until(path.exists, "the file")
         cached = fastiter.cache(Rows(), path=path, key=1)
         before = cached.stats()
-        wait_until(lambda before=before, cached=cached: cached.stats()[5:7] != before[5:7], "a fetch")
+        wait_until(
+            lambda before=before, cached=cached: cached.stats()[5:7] != before[5:7], "a fetch"
+        )
         cached.close()
         for child in children:
             child.kill()
@@ -265,11 +266,10 @@ def test_a_limit_of_the_file_size_makes_it_full(place, output_of, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no /dev/shm")
-def test_a_file_in_memory_looks_at_memory_too(monkeypatch):
+def test_a_file_in_memory():
     path = f"/dev/shm/fastiter-test-{os.getpid()}"
     try:
         with fastiter.cache(Rows(), path=path) as cached:
             assert read_all(cached) and read_all(cached) and cached.stats().rows == N
     finally:
         os.unlink(path)
-
