@@ -253,7 +253,7 @@ static void lower_to_control_groups(uint64_t *total, uint64_t *available)
     fclose(groups);
 }
 
-/* What there is in all, and what is available, within the limits of machine and control groups. */
+/* All memory, and the part that is available, within the limits of machine and control groups. */
 static bool read_memory(uint64_t *total, uint64_t *available)
 {
     if (!read_number("/proc/meminfo", "MemTotal:", total) ||

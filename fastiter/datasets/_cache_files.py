@@ -25,7 +25,7 @@ _MOST_TEXT = 200
 
 
 class Meaning(NamedTuple):
-    """What the rows of a file mean: they are examples of such a dataset."""
+    """The meaning of the rows of a file: they are examples of such a dataset."""
 
     length: int
     kind: str  # the dataset's class
@@ -120,7 +120,7 @@ def _open(path: str, meaning: Meaning, number: bytes | None) -> tuple[int, bool,
 
 
 def _description(fd: int, path: str) -> _Found | str:
-    """What a file is; or, of a damaged one, how. ValueError if it is no cache."""
+    """The description in a file; of a damaged one, its damage. ValueError if it is no cache."""
     facts = os.fstat(fd)
     if not stat.S_ISREG(facts.st_mode):
         raise ValueError(f"{path} is no file, and path= expects the file of a cache")

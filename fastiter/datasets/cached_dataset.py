@@ -7,7 +7,7 @@ import mmap
 import os
 import re
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,14 @@ import numpy.typing as npt
 from fastiter._clib import status
 from fastiter._fetch.cache_table import HEAD_BYTES, CacheTable, start_of
 from fastiter._ring.serialization import Packed, unpack
+from fastiter._stats.cache_stats import CacheStats
 from fastiter._util.arguments import checked_flag, checked_path
 from fastiter._util.context import Closing
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
-from fastiter.datasets import _cache_fill
 from fastiter.datasets._cache_files import Meaning, open_table
 
-__all__ = ["CacheStats", "CachedDataset"]
+__all__ = ["CachedDataset"]
 
 logger = logging.getLogger("fastiter")
 
@@ -33,56 +33,6 @@ _NO_WAY = (
     "a Process, through a Queue, Pipe or Pool, or as part of a dataset. A cache in a file (path=) "
     "can be pickled"
 )
-
-
-class CacheStats(NamedTuple):
-    """Counts of a cache, summed over all processes that used it since it was made; of a file, since
-    it was opened while no process had it open."""
-
-    rows: int
-    """Rows that are stored."""
-    length: int
-    """Rows of the dataset."""
-    bytes: int
-    """Bytes that are in use, index included."""
-    lost: int
-    """Bytes of these that hold no row: of processes that were killed while they stored one. Rows
-    that are just being stored count, too."""
-    limit: int
-    """Bytes that may be in use."""
-    hits: int
-    """Fetches that were answered from the cache."""
-    misses: int
-    """Fetches that called the dataset: rows that were stored then, `failed` and `uncached`."""
-    failed: int
-    """Fetches in which the dataset raised."""
-    uncached: int
-    """Fetches whose example was returned and not stored."""
-    damaged: int
-    """Rows of a file that were found damaged, and were emptied."""
-    full: str
-    """``"memory"`` or ``"disk"`` if the cache does not fill any more, else ``""``."""
-    fetch_seconds: float
-    """Seconds that the dataset took for the misses."""
-
-    @property
-    def hit_rate(self) -> float:
-        """Part of the fetches that were hits, 0 if there was none."""
-        return self.hits / max(1, self.hits + self.misses)
-
-    @property
-    def seconds_saved(self) -> float:
-        """Seconds that the hits would have taken as misses."""
-        return self.hits * self.fetch_seconds / max(1, self.misses)
-
-    def __str__(self) -> str:
-        saved, unit = self.seconds_saved, "s"
-        if saved >= 3600:
-            saved, unit = saved / 3600, "h"
-        return (
-            f"{self.rows:,} of {self.length:,} rows, {self.bytes / 1e9:.1f} GB of "
-            f"{self.limit / 1e9:.1f} GB, {100 * self.hit_rate:.0f} % hits, {saved:.1f} {unit} saved"
-        )
 
 
 class CachedDataset(Closing, DatasetMixin):
@@ -189,8 +139,8 @@ class CachedDataset(Closing, DatasetMixin):
 
     @property
     def __getitems__(self) -> Any:
-        """Where the dataset has it: the examples at some indices, with one call of the dataset for
-        those that are not stored."""
+        """The examples at some indices, with one call of the dataset for those that are not
+        stored. There is no such method where the dataset has none."""
         if getattr(self.dataset, "__getitems__", None) is None:
             raise AttributeError("the dataset has no __getitems__")
         return self._get_many
@@ -291,7 +241,7 @@ class CachedDataset(Closing, DatasetMixin):
             try:
                 packed = Packed(example)
                 entry = np.empty(HEAD_BYTES + packed.size, np.uint8)
-                packed.write_into(memoryview(entry)[HEAD_BYTES:], 0)
+                packed.write_into(memoryview(entry)[HEAD_BYTES:], 0)  # type: ignore[arg-type]
             except Exception as error:
                 self._tell("pickle", f"row {row} is not cached, since it does not pickle: {error}")
             else:
@@ -346,6 +296,8 @@ class CachedDataset(Closing, DatasetMixin):
         RuntimeError
             If a worker process ends by a signal or an error.
         """
+        from fastiter.datasets import _cache_fill  # imports what starts processes
+
         rows = np.array(self.missing(np.arange(self._length)), np.int64)
         _cache_fill.fill(self, rows, n_processes, progress)
         return self.stats()
@@ -494,15 +446,13 @@ def _are_same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return list(a) == list(b) and all(map(_are_same, a.values(), b.values()))
     if type(a) is np.ndarray and not a.dtype.hasobject:
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        same: bool = a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        return same
     try:
-        first, second = (Packed(value) for value in (a, b))
-        sizes, parts = [], []
-        for packed in (first, second):
-            data = bytearray(packed.size)
-            packed.write_into(memoryview(data), 0)
-            sizes.append(packed.size)
-            parts.append(data)
+        parts = []
+        for packed in (Packed(a), Packed(b)):
+            parts.append(bytearray(packed.size))
+            packed.write_into(memoryview(parts[-1]), 0)
     except Exception:  # it pickled before; now it does not
         return False
     return parts[0] == parts[1]
