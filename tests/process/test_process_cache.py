@@ -273,3 +273,45 @@ def test_a_file_in_memory():
             assert read_all(cached) and read_all(cached) and cached.stats().rows == N
     finally:
         os.unlink(path)
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+@pytest.mark.parametrize("ours", [True, False])
+def test_loaders_of_torch_use_one_cache(ours, kind, tmp_path):
+    utils = pytest.importorskip("torch.utils.data")
+    if ours:
+        from fastiter.torch import DataLoader
+    else:
+        DataLoader = utils.DataLoader
+    cached = fastiter.cache(Rows(), **place_of(kind, tmp_path))
+    part = utils.Subset(cached, list(range(0, N, 2)))
+    loader = DataLoader(part, 6, shuffle=True, num_workers=2, collate_fn=list)
+    for _ in range(2):
+        examples = [example for batch in loader for example in batch]
+        assert sorted(int(label) for _, label in examples) == list(range(0, N, 2))
+        assert all(is_right(example, example[1]) for example in examples)
+    stats = cached.stats()
+    assert (stats.rows, stats.misses, stats.hits) == (N // 2, N // 2, N // 2)
+
+
+def states_of(dataset, **arguments):
+    iterator = MultiprocessIterator(
+        dataset,
+        7,
+        n_processes=2,
+        order_sampler=fastiter.ShuffleOrderSampler(3),
+        **arguments,
+    )
+    with iterator:
+        batches = [next(iterator) for _ in range(12)]
+        return batches, iterator.state_dict() if hasattr(iterator, "state_dict") else None
+
+
+@pytest.mark.parametrize("arguments", [{}, {"seed_examples": True}, {"hedge": 0.05}])
+def test_orders_and_states_are_those_without_a_cache(arguments):
+    plain, state = states_of(Rows(), **arguments)
+    cached, other = states_of(fastiter.cache(Rows()), **arguments)
+    assert repr(state) == repr(other)
+    for left, right in zip(plain, cached, strict=True):
+        assert [label for _, label in left] == [label for _, label in right]
+        assert all(is_right(example, example[1]) for example in right)
