@@ -69,10 +69,12 @@ uint64_t fi_cache_key(uint64_t claim)
 bool fi_cache_has_room(fi_cache *cache)
 {
     uint64_t full = fi_cache_load(cache, FI_CACHE_FULL);
-    return full == 0 || (full == 2 && fi_now_ns() >= (int64_t)fi_cache_load(cache, FI_CACHE_RETRY_NS));
+    return full == FI_CACHE_HAS_ROOM ||
+           (full != FI_CACHE_AT_LIMIT &&
+            fi_now_ns() >= (int64_t)fi_cache_load(cache, FI_CACHE_RETRY_NS));
 }
 
-static int refuse(fi_cache *cache, uint64_t why)
+static int refuse(fi_cache *cache, enum fi_cache_full why)
 {
     fi_cache_put(cache, FI_CACHE_RETRY_NS, (uint64_t)(fi_now_ns() + RETRY_NS));
     fi_cache_put(cache, FI_CACHE_FULL, why);
@@ -87,10 +89,10 @@ static int reserve(fi_cache *cache, uint64_t bytes, uint64_t *offset)
         uint64_t used = end - fi_cache_load(cache, FI_CACHE_BASE);
         if (end % FI_CACHE_HEAD != 0 || end / FI_CACHE_HEAD + bytes > PLACE_BITS ||
             used > cache->limit || bytes > cache->limit - used)
-            return refuse(cache, 1);
+            return refuse(cache, FI_CACHE_AT_LIMIT);
         if (cache->takes_memory && end / LOOK_BYTES != (end + bytes) / LOOK_BYTES &&
             fi_memory_available() < bytes + LOOK_BYTES)
-            return refuse(cache, 2);
+            return refuse(cache, FI_CACHE_NO_MEMORY);
         if (atomic_compare_exchange_weak_explicit(cache->words + FI_CACHE_END, &end, end + bytes,
                                                   memory_order_acq_rel, memory_order_acquire))
             break;
@@ -155,8 +157,8 @@ int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, uint64_t kind,
         fi_cache_put(cache, word + 1, fi_cache_load(cache, FI_CACHE_STAMP));
         if (fi_cache_swap(cache, word, claim, PLACE | offset / FI_CACHE_HEAD)) {
             fi_cache_add(cache, FI_CACHE_COMMITTED, bytes);
-            if (fi_cache_load(cache, FI_CACHE_FULL) == 2)
-                fi_cache_put(cache, FI_CACHE_FULL, 0);
+            if (fi_cache_load(cache, FI_CACHE_FULL) > FI_CACHE_AT_LIMIT)
+                fi_cache_put(cache, FI_CACHE_FULL, FI_CACHE_HAS_ROOM);
             return FI_CACHE_FOUND;
         }
     }
@@ -167,7 +169,7 @@ int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, uint64_t kind,
     fi_cache_add(cache, FI_CACHE_BASE, bytes);
     if (!fi_cache_swap(cache, word, claim, 0))
         fi_cache_add(cache, FI_CACHE_BASE, -bytes);
-    return refuse(cache, 2);
+    return refuse(cache, FI_CACHE_NO_SPACE);
 }
 
 int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head)
@@ -207,5 +209,5 @@ void fi_cache_clear(fi_cache *cache)
     fi_shm_decommit(cache->fd, start, end - start);
     fi_cache_put(cache, FI_CACHE_BASE, end - start);
     fi_cache_put(cache, FI_CACHE_COMMITTED, start);
-    fi_cache_put(cache, FI_CACHE_FULL, 0);
+    fi_cache_put(cache, FI_CACHE_FULL, FI_CACHE_HAS_ROOM);
 }

@@ -25,10 +25,17 @@ enum fi_cache_word { /* words of the header that change; those before describe t
     FI_CACHE_DAMAGED,
     FI_CACHE_FETCH_NS,
     FI_CACHE_COMMITTED, /* bytes that are in use, those of unfinished entries left out */
-    FI_CACHE_FULL,      /* 1: of its limit; 2: of the machine's, until FI_CACHE_RETRY_NS */
-    FI_CACHE_RETRY_NS,
+    FI_CACHE_FULL,      /* an fi_cache_full */
+    FI_CACHE_RETRY_NS,  /* until then nothing is stored after a refusal by the system */
     FI_CACHE_KEYS = 512, /* for each token the key of its present owner */
     FI_CACHE_INDEX = FI_CACHE_KEYS + FI_CACHE_TOKENS
+};
+
+enum fi_cache_full {
+    FI_CACHE_HAS_ROOM,
+    FI_CACHE_AT_LIMIT,
+    FI_CACHE_NO_MEMORY, /* the machine's memory, or a control group's, is short */
+    FI_CACHE_NO_SPACE   /* a write was refused */
 };
 
 enum fi_cache_state { FI_CACHE_FOUND, FI_CACHE_NONE, FI_CACHE_BAD, FI_CACHE_REFUSED };

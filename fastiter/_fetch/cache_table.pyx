@@ -99,7 +99,7 @@ cdef class CacheTable:
 
     @property
     def full(self):
-        """0; 1 at the limit; 2 where the system gave no more space."""
+        """0; 1 at the limit; 2 where memory is short; 3 where a write was refused."""
         return fi_cache_load(&self.cache, FI_CACHE_FULL)
 
     def begin(self, uint64_t end, uint64_t used):

@@ -262,7 +262,8 @@ class CachedDataset(Closing, DatasetMixin):
         table = self._opened()
         counts = table.counts()
         stored = counts.pop("stored")
-        full = ("", self._place, self._place)[table.full]
+        place = "memory" if self.path is None else "disk"
+        full = ("", place, "memory", place)[table.full]
         return CacheStats(
             rows=int(np.count_nonzero(table.present())),
             length=self._length,
@@ -271,10 +272,6 @@ class CachedDataset(Closing, DatasetMixin):
             full=full,
             **counts,
         )
-
-    @property
-    def _place(self) -> str:
-        return "memory" if self.path is None else "disk"
 
     def fill(self, n_processes: int | None = None, progress: bool = True) -> CacheStats:
         """Fetch the rows that are missing, in worker processes. Blocks until all are there, or the
