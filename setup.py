@@ -149,7 +149,7 @@ csrc = {
 module_args = ["-O2" if argument == "-O3" else argument for argument in compile_args]
 # Modules that call the system, or wait for a network, are compiled for size: of a wheel, 33 KB.
 small_args = ["-Os" if argument == "-O3" else argument for argument in compile_args]
-small = {"_clib", "ray"}
+small = {"_clib", "ray", "cache_table"}  # packages and modules
 system_libraries = ["pthread", "rt"] if sys.platform == "linux" else []
 processors = os.cpu_count() or 1
 
@@ -159,7 +159,7 @@ extensions = [
         [str(path)],
         include_dirs=["csrc", numpy.get_include()],
         define_macros=define_macros,
-        extra_compile_args=small_args if path.parts[1] in small else module_args,
+        extra_compile_args=small_args if small & {path.parts[1], path.stem} else module_args,
         extra_link_args=link_args,
         libraries=["fastiter_csrc", *system_libraries],
         depends=["setup.py", str(settings_file), *csrc["sources"], *headers],

@@ -25,7 +25,15 @@ ROOT = str(Path(__file__).resolve().parent.parent)
 PEERS = tuple(family for family in FAMILIES if family != "fastiter")
 
 
-LOADER_JOBS = ("consumer", "hanging", "import", "python", "slow", "startup")  # not about one kernel
+LOADER_JOBS = (
+    "cache",
+    "consumer",
+    "hanging",
+    "import",
+    "python",
+    "slow",
+    "startup",
+)  # not about one kernel
 
 
 def micro_jobs() -> dict[str, ModuleType]:

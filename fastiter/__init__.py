@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from fastiter import random as random
     from fastiter import reader as reader
     from fastiter import tokens as tokens
+    from fastiter.datasets.cached_dataset import cache
     from fastiter.iterators import MultiprocessIterator
 else:
 
@@ -104,6 +105,11 @@ else:
         """Import on first use what not every program needs."""
         if name in _MODULES:
             return importlib.import_module(f"fastiter.{name}")
+        if name == "cache":
+            from fastiter.datasets.cached_dataset import cache
+
+            globals()[name] = cache
+            return cache
         if name != "MultiprocessIterator":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from fastiter.iterators import MultiprocessIterator
@@ -144,6 +150,7 @@ __all__ = [
     "WorkerDiedError",
     "WorkerInfo",
     "WorkerStats",
+    "cache",
     "concat_examples",
     "converter",
     "get_worker_info",

@@ -253,15 +253,29 @@ static void lower_to_control_groups(uint64_t *total, uint64_t *available)
     fclose(groups);
 }
 
+/* All memory, and the part that is available, within the limits of machine and control groups. */
+static bool read_memory(uint64_t *total, uint64_t *available)
+{
+    if (!read_number("/proc/meminfo", "MemTotal:", total) ||
+        !read_number("/proc/meminfo", "MemAvailable:", available))
+        return false;
+    *total *= 1024;
+    *available *= 1024;
+    lower_to_control_groups(total, available);
+    return true;
+}
+
+uint64_t fi_memory_total(void)
+{
+    uint64_t total = 0, available = 0;
+    return read_memory(&total, &available) ? total : UINT64_MAX;
+}
+
 uint64_t fi_memory_available(void)
 {
     uint64_t total = 0, available = 0;
-    if (!read_number("/proc/meminfo", "MemTotal:", &total) ||
-        !read_number("/proc/meminfo", "MemAvailable:", &available))
+    if (!read_memory(&total, &available))
         return UINT64_MAX;
-    total *= 1024;
-    available *= 1024;
-    lower_to_control_groups(&total, &available);
     /* A reserve stays free: 5 %, or 256 MiB where that is more, but never over a quarter; on large
      * machines 2 GiB, for what others allocate in one moment does not grow with the machine. */
     uint64_t reserve = fi_max_u64(fi_min_u64(total / 20, (uint64_t)2 << 30),

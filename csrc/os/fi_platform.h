@@ -54,6 +54,10 @@ uint64_t fi_shm_allocated(int fd);
  * UINT64_MAX when unknown. */
 uint64_t fi_memory_available(void);
 
+/* Bytes of memory that the machine, or the tightest control group above this process, has in all;
+ * UINT64_MAX when unknown. */
+uint64_t fi_memory_total(void);
+
 /* Bytes of the largest cache of this machine's first processor; 32 MiB if the system does not tell.
  * Looked up once for each process. */
 uint64_t fi_cache_bytes(void);

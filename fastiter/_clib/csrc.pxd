@@ -41,12 +41,60 @@ cdef extern from "os/fi_locks.h" nogil:
     int fi_lock_set(int own, uint64_t byte, fi_lock kind)
 
 
+cdef extern from "os/fi_cache.h" nogil:
+    enum:
+        FI_CACHE_TOKENS
+        FI_CACHE_HEAD
+        FI_CACHE_END
+        FI_CACHE_BASE
+        FI_CACHE_STAMP
+        FI_CACHE_HITS
+        FI_CACHE_STORED
+        FI_CACHE_FAILED
+        FI_CACHE_UNCACHED
+        FI_CACHE_DAMAGED
+        FI_CACHE_FETCH_NS
+        FI_CACHE_COMMITTED
+        FI_CACHE_FULL
+        FI_CACHE_KEYS
+        FI_CACHE_INDEX
+        FI_CACHE_FOUND
+        FI_CACHE_NONE
+        FI_CACHE_BAD
+        FI_CACHE_REFUSED
+    ctypedef uint64_t atomic_word "_Atomic uint64_t"
+    ctypedef struct fi_cache_entry:
+        uint64_t row, offset, size, kind
+    ctypedef struct fi_cache:
+        int fd
+        atomic_word *words
+        uint64_t length, limit
+        bint takes_memory, has_sums, is_private
+    uint64_t fi_cache_start(uint64_t length)
+    uint64_t fi_cache_load(const fi_cache *cache, uint64_t word)
+    void fi_cache_put(fi_cache *cache, uint64_t word, uint64_t value)
+    void fi_cache_add(fi_cache *cache, uint64_t word, uint64_t value)
+    bint fi_cache_swap(fi_cache *cache, uint64_t word, uint64_t before, uint64_t to)
+    uint64_t fi_cache_row(uint64_t row)
+    bint fi_cache_is_place(uint64_t word)
+    uint64_t fi_cache_claim_of(uint64_t token, uint64_t key)
+    uint64_t fi_cache_token(uint64_t claim)
+    uint64_t fi_cache_key(uint64_t claim)
+    bint fi_cache_has_room(fi_cache *cache)
+    int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, uint64_t kind, void *entry,
+                       uint64_t content)
+    int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head)
+    int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content)
+    void fi_cache_clear(fi_cache *cache)
+
+
 cdef extern from "os/fi_platform.h" nogil:
     int fi_shm_open(uint64_t bytes, int *fd)
     int fi_shm_map(int fd, uint64_t offset, uint64_t bytes, bint private, void **base)
     int fi_shm_unmap(void *base, uint64_t bytes)
     uint64_t fi_shm_limit(uint64_t parts)
     uint64_t fi_memory_available() nogil
+    uint64_t fi_memory_total() nogil
     void fi_shm_decommit(int fd, uint64_t offset, uint64_t nbytes) nogil
     bint fi_bells_need_pipes()
     int fi_pipe_open(int *ends)

@@ -81,6 +81,11 @@ def memory_available():
     return fi_memory_available()
 
 
+def memory_total():
+    """Bytes of memory that the machine, or the tightest control group, has in all."""
+    return fi_memory_total()
+
+
 def watch_parent(int parent_pidfd, int parent_death_pipe):
     """Starts the native thread that ends this process when its parent is gone."""
     check(fi_watch_parent(parent_pidfd, parent_death_pipe), "starting the watch over the parent")

@@ -69,8 +69,10 @@ class Shared(Generic[T]):
         carried: tuple[Any, ...],
         key: bytes,
         files: tuple[MappedFile, ...] = (),
+        no_way: str = _NO_WAY,
     ):
         self._image = image
+        self._no_way = no_way  # the error where it cannot travel
         # Parts of the object that are no part of the image: handles, and others that only
         # multiprocessing brings into another process.
         self._carried = carried
@@ -170,7 +172,7 @@ class Shared(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if _context.packing is None:
-            raise TypeError(_NO_WAY)
+            raise TypeError(self._no_way)
         _context.packing.append(self)
         return _carried, (len(_context.packing) - 1,)
 
@@ -193,8 +195,9 @@ def is_packing() -> bool:
     return _context.packing is not None
 
 
-def reserve_file(nbytes: int) -> Shared[None]:
-    """A handle of shared memory that processes write themselves. No page is taken before that."""
+def reserve_file(nbytes: int, no_way: str = _NO_WAY) -> Shared[None]:
+    """A handle of shared memory that processes write themselves. No page is taken before that.
+    `no_way` is the error where the handle cannot travel."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("fastiter", os.MFD_CLOEXEC)
     else:
@@ -210,7 +213,7 @@ def reserve_file(nbytes: int) -> Shared[None]:
                 "raise it (ulimit -f)"
             )
         raise
-    return Shared(Image.adopt(fd, nbytes), (), os.urandom(16))
+    return Shared(Image.adopt(fd, nbytes), (), os.urandom(16), no_way=no_way)
 
 
 def _carried(number: int) -> Any:
@@ -221,7 +224,8 @@ def _through_multiprocessing(handle: Shared[Any]) -> tuple[Any, ...]:
     if handle._image.fd < 0:
         raise ValueError("this handle is closed in this process: it can travel no more")
     duplicate = reduction.DupFd(handle._image.fd)
-    return _arrive, (duplicate, handle.nbytes, handle._carried, handle._key, handle._files)
+    parts = handle._carried, handle._key, handle._files, handle._no_way
+    return _arrive, (duplicate, handle.nbytes, *parts)
 
 
 def _arrive(
@@ -230,6 +234,7 @@ def _arrive(
     carried: tuple[Any, ...],
     key: bytes,
     files: tuple[MappedFile, ...],
+    no_way: str,
 ) -> Shared[Any]:
     try:
         fd = duplicate.detach()
@@ -239,7 +244,7 @@ def _arrive(
             "handle: has that process ended?"
         ) from error
     image = Image.adopt(fd, nbytes)
-    known = _here.setdefault(key, Shared(image, carried, key, files))
+    known = _here.setdefault(key, Shared(image, carried, key, files, no_way))
     if known._image.fd < 0:
         known._image = image
     return known

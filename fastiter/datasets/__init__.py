@@ -6,7 +6,9 @@ given, and what is expected.
 
 from __future__ import annotations
 
+from fastiter._stats.cache_stats import CacheStats
 from fastiter.datasets.arrow_dataset import ArrowDataset
+from fastiter.datasets.cached_dataset import CachedDataset
 from fastiter.datasets.concatenated_dataset import ConcatenatedDataset
 from fastiter.datasets.dict_dataset import DictDataset
 from fastiter.datasets.frozen_dataset import FrozenDataset
@@ -34,6 +36,8 @@ from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
 
 __all__ = [
     "ArrowDataset",
+    "CacheStats",
+    "CachedDataset",
     "ConcatenatedDataset",
     "DictDataset",
     "FrozenDataset",

@@ -1,0 +1,213 @@
+#define _GNU_SOURCE
+#include "os/fi_cache.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/fi_checksum.h"
+#include "os/fi_platform.h"
+
+#define PLACE ((uint64_t)1 << 63)
+#define CLAIM ((uint64_t)1 << 62)
+#define PLACE_BITS (((uint64_t)1 << 40) - 1)
+#define LOOK_BYTES ((uint64_t)16 << 20) /* of new entries, before free memory is looked at */
+#define RETRY_NS 1000000000
+
+uint64_t fi_cache_start(uint64_t length)
+{
+    return ((FI_CACHE_INDEX + 2 * length) * 8 + 4095) / 4096 * 4096;
+}
+
+/* Acquire, with the release of fi_cache_swap and fi_cache_put: who sees a place sees its stamp. */
+uint64_t fi_cache_load(const fi_cache *cache, uint64_t word)
+{
+    return atomic_load_explicit(cache->words + word, memory_order_acquire);
+}
+
+void fi_cache_put(fi_cache *cache, uint64_t word, uint64_t value)
+{
+    atomic_store_explicit(cache->words + word, value, memory_order_release);
+}
+
+void fi_cache_add(fi_cache *cache, uint64_t word, uint64_t value)
+{
+    atomic_fetch_add_explicit(cache->words + word, value, memory_order_relaxed); /* a counter */
+}
+
+bool fi_cache_swap(fi_cache *cache, uint64_t word, uint64_t from, uint64_t to)
+{
+    return atomic_compare_exchange_strong_explicit(cache->words + word, &from, to,
+                                                   memory_order_acq_rel, memory_order_acquire);
+}
+
+uint64_t fi_cache_row(uint64_t row)
+{
+    return FI_CACHE_INDEX + 2 * row;
+}
+
+bool fi_cache_is_place(uint64_t word)
+{
+    return (word & PLACE) != 0;
+}
+
+uint64_t fi_cache_claim_of(uint64_t token, uint64_t key)
+{
+    return CLAIM | (key & (((uint64_t)1 << 52) - 1)) << 10 | token;
+}
+
+uint64_t fi_cache_token(uint64_t claim)
+{
+    return claim & (FI_CACHE_TOKENS - 1);
+}
+
+uint64_t fi_cache_key(uint64_t claim)
+{
+    return (claim & ~CLAIM) >> 10;
+}
+
+bool fi_cache_has_room(fi_cache *cache)
+{
+    uint64_t full = fi_cache_load(cache, FI_CACHE_FULL);
+    return full == FI_CACHE_HAS_ROOM ||
+           (full != FI_CACHE_AT_LIMIT &&
+            fi_now_ns() >= (int64_t)fi_cache_load(cache, FI_CACHE_RETRY_NS));
+}
+
+static int refuse(fi_cache *cache, enum fi_cache_full why)
+{
+    fi_cache_put(cache, FI_CACHE_RETRY_NS, (uint64_t)(fi_now_ns() + RETRY_NS));
+    fi_cache_put(cache, FI_CACHE_FULL, why);
+    return FI_CACHE_REFUSED;
+}
+
+/* Space of `bytes`, which nobody else gets. */
+static int reserve(fi_cache *cache, uint64_t bytes, uint64_t *offset)
+{
+    uint64_t end = fi_cache_load(cache, FI_CACHE_END);
+    for (;;) {
+        uint64_t used = end - fi_cache_load(cache, FI_CACHE_BASE);
+        if (end % FI_CACHE_HEAD != 0 || end / FI_CACHE_HEAD + bytes > PLACE_BITS ||
+            used > cache->limit || bytes > cache->limit - used)
+            return refuse(cache, FI_CACHE_AT_LIMIT);
+        if (cache->takes_memory && end / LOOK_BYTES != (end + bytes) / LOOK_BYTES &&
+            fi_memory_available() < bytes + LOOK_BYTES)
+            return refuse(cache, FI_CACHE_NO_MEMORY);
+        if (atomic_compare_exchange_weak_explicit(cache->words + FI_CACHE_END, &end, end + bytes,
+                                                  memory_order_acq_rel, memory_order_acquire))
+            break;
+    }
+    *offset = end;
+    return FI_CACHE_FOUND;
+}
+
+static bool write_all(int fd, const char *from, uint64_t bytes, uint64_t offset)
+{
+    while (bytes > 0) {
+        ssize_t done = pwrite(fd, from, bytes, (off_t)offset);
+        if (done <= 0 && errno != EINTR)
+            return false;
+        if (done > 0) {
+            from += done;
+            bytes -= (uint64_t)done;
+            offset += (uint64_t)done;
+        }
+    }
+    return true;
+}
+
+static bool read_all(int fd, char *into, uint64_t bytes, uint64_t offset)
+{
+    while (bytes > 0) {
+        ssize_t done = pread(fd, into, bytes, (off_t)offset);
+        if (done == 0 || (done < 0 && errno != EINTR))
+            return false;
+        if (done > 0) {
+            into += done;
+            bytes -= (uint64_t)done;
+            offset += (uint64_t)done;
+        }
+    }
+    return true;
+}
+
+static uint64_t sum_of(const fi_cache_entry *head, const void *content)
+{
+    uint64_t sum = fi_checksum(&head->row, sizeof *head - sizeof head->sum, 1);
+    return fi_checksum(content, head->size, sum);
+}
+
+int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, uint64_t kind, void *entry,
+                   uint64_t content)
+{
+    uint64_t word = fi_cache_row(row), offset = 0;
+    uint64_t bytes = (FI_CACHE_HEAD + content + FI_CACHE_HEAD - 1) / FI_CACHE_HEAD * FI_CACHE_HEAD;
+    int rc = reserve(cache, bytes, &offset);
+    if (rc != FI_CACHE_FOUND) {
+        (void)fi_cache_swap(cache, word, claim, 0);
+        return rc;
+    }
+    fi_cache_entry *head = entry;
+    *head = (fi_cache_entry){.row = row, .offset = offset, .size = content, .kind = kind};
+    if (cache->has_sums)
+        head->sum = sum_of(head, (char *)entry + FI_CACHE_HEAD);
+    bool is_written = write_all(cache->fd, entry, FI_CACHE_HEAD + content, offset);
+    if (is_written) {
+        /* Any storer of this opening writes the same stamp. */
+        fi_cache_put(cache, word + 1, fi_cache_load(cache, FI_CACHE_STAMP));
+        if (fi_cache_swap(cache, word, claim, PLACE | offset / FI_CACHE_HEAD)) {
+            fi_cache_add(cache, FI_CACHE_COMMITTED, bytes);
+            if (fi_cache_load(cache, FI_CACHE_FULL) > FI_CACHE_AT_LIMIT)
+                fi_cache_put(cache, FI_CACHE_FULL, FI_CACHE_HAS_ROOM);
+            return FI_CACHE_FOUND;
+        }
+    }
+    fi_shm_decommit(cache->fd, offset, bytes);
+    if (is_written) /* the cache was cleared */
+        return FI_CACHE_NONE;
+    /* The space counts no more; unless the cache was cleared before, which has counted it out. */
+    fi_cache_add(cache, FI_CACHE_BASE, bytes);
+    if (!fi_cache_swap(cache, word, claim, 0))
+        fi_cache_add(cache, FI_CACHE_BASE, -bytes);
+    return refuse(cache, FI_CACHE_NO_SPACE);
+}
+
+int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head)
+{
+    uint64_t offset = (word & PLACE_BITS) * FI_CACHE_HEAD;
+    struct stat status;
+    if (offset < fi_cache_start(cache->length) ||
+        !read_all(cache->fd, (char *)head, sizeof *head, offset) || head->row != row ||
+        head->offset != offset || fstat(cache->fd, &status) != 0 ||
+        head->size > (uint64_t)status.st_size - offset)
+        return FI_CACHE_BAD;
+    return FI_CACHE_FOUND;
+}
+
+int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content)
+{
+    uint64_t at = fi_cache_row(head->row), stamp = fi_cache_load(cache, FI_CACHE_STAMP);
+    bool is_checked = !cache->has_sums || (!cache->is_private && fi_cache_load(cache, at + 1) == stamp);
+    bool is_whole = read_all(cache->fd, content, head->size, head->offset + FI_CACHE_HEAD);
+    if (is_whole && !is_checked) {
+        is_whole = head->sum == sum_of(head, content);
+        if (is_whole)
+            fi_cache_put(cache, at + 1, stamp);
+    }
+    /* A row is emptied before its pages are given back. */
+    if (fi_cache_load(cache, at) != word)
+        return FI_CACHE_NONE;
+    return is_whole ? FI_CACHE_FOUND : FI_CACHE_BAD;
+}
+
+void fi_cache_clear(fi_cache *cache)
+{
+    /* Whoever has space before this end made its claim before, and loses it now. */
+    uint64_t start = fi_cache_start(cache->length), end = fi_cache_load(cache, FI_CACHE_END);
+    for (uint64_t row = 0; row < cache->length; row++)
+        fi_cache_put(cache, fi_cache_row(row), 0); /* claims too: what they store is lost */
+    fi_shm_decommit(cache->fd, start, end - start);
+    fi_cache_put(cache, FI_CACHE_BASE, end - start);
+    fi_cache_put(cache, FI_CACHE_COMMITTED, start);
+    fi_cache_put(cache, FI_CACHE_FULL, FI_CACHE_HAS_ROOM);
+}

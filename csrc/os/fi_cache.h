@@ -1,0 +1,89 @@
+/* A table of entries in a file, or in memory without a name, that processes fill and read at once.
+ *
+ * The file: a header of words, the keys of processes, an index of two words a row, the entries. The
+ * first word of a row is 0 (empty), a claim (a process stores the row), or a place (an entry is
+ * there); the second one is the stamp of the opening in which the entry was checked. Entries are
+ * written before their place is, and space is used once: whoever is killed leaves an empty row and
+ * loses the space of an entry. Words are trusted for nothing but the offset to read from.
+ */
+#ifndef FI_CACHE_H
+#define FI_CACHE_H
+
+#include "base/fi_base.h"
+
+#define FI_CACHE_TOKENS 1024u
+#define FI_CACHE_HEAD 64u /* bytes before the content of an entry, and the unit of places */
+
+enum fi_cache_word { /* words of the header that change; those before describe the file */
+    FI_CACHE_END = 128, /* where the next entry goes */
+    FI_CACHE_BASE,      /* END less the bytes that are in use */
+    FI_CACHE_STAMP,     /* of this opening */
+    FI_CACHE_HITS,
+    FI_CACHE_STORED,
+    FI_CACHE_FAILED,
+    FI_CACHE_UNCACHED,
+    FI_CACHE_DAMAGED,
+    FI_CACHE_FETCH_NS,
+    FI_CACHE_COMMITTED, /* bytes that are in use, those of unfinished entries left out */
+    FI_CACHE_FULL,      /* an fi_cache_full */
+    FI_CACHE_RETRY_NS,  /* until then nothing is stored after a refusal by the system */
+    FI_CACHE_KEYS = 512, /* for each token the key of its present owner */
+    FI_CACHE_INDEX = FI_CACHE_KEYS + FI_CACHE_TOKENS
+};
+
+enum fi_cache_full {
+    FI_CACHE_HAS_ROOM,
+    FI_CACHE_AT_LIMIT,
+    FI_CACHE_NO_MEMORY, /* the machine's memory, or a control group's, is short */
+    FI_CACHE_NO_SPACE   /* a write was refused */
+};
+
+enum fi_cache_state { FI_CACHE_FOUND, FI_CACHE_NONE, FI_CACHE_BAD, FI_CACHE_REFUSED };
+
+typedef struct fi_cache {
+    int fd;
+    _Atomic uint64_t *words;
+    uint64_t length; /* rows */
+    uint64_t limit;  /* bytes */
+    bool takes_memory; /* entries take memory of the machine */
+    bool has_sums;     /* entries have checksums */
+    bool is_private;   /* words are this process' own: the file is read-only */
+} fi_cache;
+
+typedef struct fi_cache_entry {
+    uint64_t sum, row, offset, size, kind, zeros[3];
+} fi_cache_entry;
+
+/* Bytes before the entries. */
+uint64_t fi_cache_start(uint64_t length);
+
+uint64_t fi_cache_load(const fi_cache *cache, uint64_t word);
+void fi_cache_put(fi_cache *cache, uint64_t word, uint64_t value);
+void fi_cache_add(fi_cache *cache, uint64_t word, uint64_t value);
+bool fi_cache_swap(fi_cache *cache, uint64_t word, uint64_t from, uint64_t to);
+
+uint64_t fi_cache_row(uint64_t row); /* number of a row's word */
+bool fi_cache_is_place(uint64_t word);
+uint64_t fi_cache_claim_of(uint64_t token, uint64_t key);
+uint64_t fi_cache_token(uint64_t claim);
+uint64_t fi_cache_key(uint64_t claim);
+
+/* Whether to try to store now. */
+bool fi_cache_has_room(fi_cache *cache);
+
+/* Stores a row that `claim` holds: `entry` of FI_CACHE_HEAD + content bytes, of which it fills in the
+ * head. FI_CACHE_FOUND; FI_CACHE_REFUSED if there is no room; FI_CACHE_NONE if the claim was lost. The
+ * claim is gone in each case. */
+int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, uint64_t kind, void *entry,
+                   uint64_t content);
+
+/* The entry of a row whose word is `word`: its head. FI_CACHE_BAD if it cannot be that. */
+int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head);
+
+/* Its content. FI_CACHE_NONE if the row was emptied meanwhile, FI_CACHE_BAD if it is damaged. */
+int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content);
+
+/* Empties all rows and gives their space back. */
+void fi_cache_clear(fi_cache *cache);
+
+#endif

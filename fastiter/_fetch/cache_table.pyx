@@ -1,0 +1,243 @@
+"""The table of a cache: entries by row, which processes that fill and read share."""
+
+import os
+import random
+
+import numpy
+
+cimport cython
+cimport numpy as cnp
+from libc.errno cimport errno
+from libc.stdint cimport uint64_t
+from posix.mman cimport (
+    MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap)
+from posix.unistd cimport close
+
+from fastiter._clib.csrc cimport *
+from fastiter._clib.numpy_api cimport bytes_of
+
+from fastiter._clib.file_locks import FileLocks
+from fastiter._util.concurrency import renew_in_child
+
+cnp.import_array()
+
+HEAD_BYTES = FI_CACHE_HEAD
+
+
+def start_of(uint64_t length):
+    """Bytes of header and index of a cache of so many rows; entries follow."""
+    return fi_cache_start(length)
+
+
+@cython.final
+cdef class CacheTable:
+    """Entries, which are arrays of bytes, by row.
+
+    A row is claimed by a token, a lock of this object and process in the file: what a process has
+    claimed that has ended is free again.
+
+    Parameters
+    ----------
+    fd : a descriptor of the file, of `start_of(length)` bytes at least; the table uses a duplicate.
+    length : number of rows.
+    limit : bytes of the file that may be in use.
+    takes_memory : whether the file's pages are memory of the machine.
+    has_sums : whether entries have checksums, looked at on their first use in each opening.
+    is_private : whether the file is read-only: what changes stays in this process.
+    """
+
+    cdef object __weakref__
+    cdef fi_cache cache
+    cdef uint64_t mapped
+    cdef object locks, hold
+    cdef int pid
+    cdef uint64_t claim
+
+    def __cinit__(self, int fd, uint64_t length, uint64_t limit, bint takes_memory, bint has_sums,
+                  bint is_private):
+        cdef void *base
+        self.cache.fd = -1
+        self.cache.length, self.cache.limit = length, limit
+        self.cache.takes_memory, self.cache.has_sums = takes_memory, has_sums
+        self.cache.is_private = is_private
+        self.cache.fd = os.dup(fd)
+        self.mapped = fi_cache_start(length)
+        base = mmap(NULL, self.mapped, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE if is_private else MAP_SHARED, fd, 0)
+        if base == MAP_FAILED:
+            raise OSError(errno, f"mapping a cache's index: {os.strerror(errno)}")
+        self.cache.words = <atomic_word *>base
+        if not is_private:
+            self.locks = FileLocks(self.cache.fd, FI_CACHE_TOKENS, "filling a cache")
+        renew_in_child(self)
+
+    def __dealloc__(self):
+        if self.cache.words != NULL:
+            munmap(<void *>self.cache.words, self.mapped)
+        if self.cache.fd >= 0:
+            close(self.cache.fd)
+
+    def _after_fork(self):
+        """In a forked child: its parent's token is not the child's."""
+        if self.locks is not None:
+            self.locks.forget()
+
+    @property
+    def fd(self):
+        """The table's descriptor of the file."""
+        return self.cache.fd
+
+    @property
+    def limit(self):
+        """Bytes that may be in use."""
+        return self.cache.limit
+
+    @property
+    def stamp(self):
+        """A number of this opening."""
+        return fi_cache_load(&self.cache, FI_CACHE_STAMP)
+
+    @property
+    def full(self):
+        """0; 1 at the limit; 2 where memory is short; 3 where a write was refused."""
+        return fi_cache_load(&self.cache, FI_CACHE_FULL)
+
+    def begin(self, uint64_t end, uint64_t used):
+        """First words of an opening: new entries go behind `end`, and `used` bytes of the file are
+        in use."""
+        end = (end + FI_CACHE_HEAD - 1) // FI_CACHE_HEAD * FI_CACHE_HEAD
+        for word in range(FI_CACHE_END, FI_CACHE_KEYS):
+            fi_cache_put(&self.cache, word, 0)
+        fi_cache_put(&self.cache, FI_CACHE_END, end)
+        fi_cache_put(&self.cache, FI_CACHE_BASE, end - used)
+        fi_cache_put(&self.cache, FI_CACHE_COMMITTED, used)
+        fi_cache_put(&self.cache, FI_CACHE_STAMP, self.new_key())
+
+    cdef uint64_t new_key(self):
+        return int.from_bytes(os.urandom(6), "little") + 1
+
+    # ---- entries
+
+    def read(self, uint64_t row, bint content=True):
+        """The entry of a row: (word, kind, offset of the content, bytes of it, uint8 array (n,) with
+        memory of its own); None if there is none. Without `content` there is no array if the row has
+        been checked before."""
+        cdef fi_cache_entry head
+        cdef int rc
+        cdef uint64_t at = fi_cache_row(row), word = fi_cache_load(&self.cache, at)
+        cdef char *target
+        if not fi_cache_is_place(word):
+            return None
+        rc = fi_cache_head(&self.cache, row, word, &head)
+        array = None
+        if rc == FI_CACHE_FOUND and (content or not self.is_checked(at)):
+            array = numpy.empty(head.size, numpy.uint8)
+            target = bytes_of(<cnp.PyArrayObject *>array)
+            with nogil:
+                rc = fi_cache_read(&self.cache, word, &head, target)
+        if rc == FI_CACHE_BAD:
+            self.drop(row, word)
+        if rc != FI_CACHE_FOUND:
+            return None
+        return word, head.kind, head.offset + FI_CACHE_HEAD, head.size, array
+
+    cdef bint is_checked(self, uint64_t at):
+        return not self.cache.has_sums or not self.cache.is_private and (
+            fi_cache_load(&self.cache, at + 1) == fi_cache_load(&self.cache, FI_CACHE_STAMP))
+
+    def drop(self, uint64_t row, uint64_t word):
+        """Empties a row that is damaged, if it still has that word."""
+        if fi_cache_is_place(word) and fi_cache_swap(&self.cache, fi_cache_row(row), word, 0):
+            fi_cache_add(&self.cache, FI_CACHE_DAMAGED, 1)
+
+    def stores(self, uint64_t row):
+        """Whether it may be worth while to prepare an entry for `store`."""
+        return not self.cache.is_private and fi_cache_has_room(&self.cache) and (
+            not fi_cache_is_place(fi_cache_load(&self.cache, fi_cache_row(row))))
+
+    def store(self, uint64_t row, uint64_t kind, entry):
+        """Stores a row, if no other process does: `entry` is a uint8 array (HEAD_BYTES + n,), of
+        which the first bytes are written over. Returns whether it is stored by this call; no signal
+        handler of Python's runs between the claim and its end."""
+        cdef uint64_t at = fi_cache_row(row), word = fi_cache_load(&self.cache, at), claim, size
+        cdef char *source
+        cdef int rc
+        hold = self.own_token()
+        if hold is None or fi_cache_is_place(word):
+            return False
+        claim = self.claim
+        source, size = bytes_of(<cnp.PyArrayObject *>entry), len(entry) - FI_CACHE_HEAD
+        if word != 0:
+            token = fi_cache_token(word)
+            dead = self.locks.hold()
+            # As long as the lock is held here, no other process gets the token.
+            if fi_cache_load(&self.cache, FI_CACHE_KEYS + <uint64_t>token) == fi_cache_key(word) and (
+                    not dead.take(token, True)):
+                return False
+            if not fi_cache_swap(&self.cache, at, word, 0):
+                return False
+            dead.close()
+        if not fi_cache_swap(&self.cache, at, 0, claim):
+            return False
+        with nogil:
+            rc = fi_cache_store(&self.cache, row, claim, kind, source, size)
+        if rc == FI_CACHE_FOUND:
+            fi_cache_add(&self.cache, FI_CACHE_STORED, 1)
+        return rc == FI_CACHE_FOUND
+
+    cdef object own_token(self):
+        """The hold of this process' token; None if there are too many processes."""
+        cdef uint64_t token, key
+        if self.locks is None:
+            return None
+        if self.hold is not None and self.pid == fi_process_id() and self.locks.is_own:
+            return self.hold
+        hold = self.locks.hold()
+        first = random.Random(os.urandom(8)).randrange(FI_CACHE_TOKENS)
+        for number in range(FI_CACHE_TOKENS):
+            token = (first + number) % FI_CACHE_TOKENS
+            if hold.take(token, True):
+                key = self.new_key()
+                fi_cache_put(&self.cache, FI_CACHE_KEYS + token, key)
+                self.hold, self.claim = hold, fi_cache_claim_of(token, key)
+                self.pid = fi_process_id()
+                return hold
+        return None
+
+    def clear(self):
+        """Empties all rows and gives their space back."""
+        with nogil:
+            fi_cache_clear(&self.cache)
+
+    # ---- counts
+
+    def count_hit(self):
+        fi_cache_add(&self.cache, FI_CACHE_HITS, 1)
+
+    def count_miss(self, bint failed, bint stored, double seconds):
+        """Counts a fetch of the dataset; one that is stored has been counted by `store`."""
+        if failed or not stored:
+            fi_cache_add(&self.cache, FI_CACHE_FAILED if failed else FI_CACHE_UNCACHED, 1)
+        fi_cache_add(&self.cache, FI_CACHE_FETCH_NS, <uint64_t>(max(seconds, 0.0) * 1e9))
+
+    def present(self):
+        """Whether each row is stored: bool (length,)."""
+        words = numpy.asarray(<uint64_t[:2 * self.cache.length:1]>(
+            <uint64_t *>self.cache.words + FI_CACHE_INDEX)) if self.cache.length else (
+                numpy.empty(0, numpy.uint64))
+        return words[::2] >> numpy.uint64(63) != 0
+
+    def counts(self):
+        """Numbers by name."""
+        used = fi_cache_load(&self.cache, FI_CACHE_END) - fi_cache_load(&self.cache, FI_CACHE_BASE)
+        committed = fi_cache_load(&self.cache, FI_CACHE_COMMITTED)
+        return {
+            "bytes": used,
+            "lost": max(0, int(used) - int(committed)),
+            "hits": fi_cache_load(&self.cache, FI_CACHE_HITS),
+            "stored": fi_cache_load(&self.cache, FI_CACHE_STORED),
+            "failed": fi_cache_load(&self.cache, FI_CACHE_FAILED),
+            "uncached": fi_cache_load(&self.cache, FI_CACHE_UNCACHED),
+            "damaged": fi_cache_load(&self.cache, FI_CACHE_DAMAGED),
+            "fetch_seconds": fi_cache_load(&self.cache, FI_CACHE_FETCH_NS) / 1e9,
+        }

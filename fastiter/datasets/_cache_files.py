@@ -1,0 +1,199 @@
+"""Files of caches: how they are made, opened and recognized."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import struct
+import tempfile
+from typing import Any, NamedTuple
+
+from fastiter._clib import status
+from fastiter._fetch.cache_table import CacheTable, start_of
+from fastiter._util.warn import warn_caller
+
+_MAGIC = b"fastiter cache 1"
+_DESCRIPTION_BYTES = 1024  # before the words that change
+_HEAD = struct.Struct("<16sQQ16sQ")  # magic, checksum, rows, number of the file, bytes of the rest
+_SUMMED = 24  # where what the checksum covers begins
+_MOST_TEXT = 200
+
+
+class Meaning(NamedTuple):
+    """The meaning of the rows of a file: they are examples of such a dataset."""
+
+    length: int
+    kind: str  # the dataset's class
+    key: str | None
+
+    @classmethod
+    def of(cls, dataset: Any, length: int, key: Any) -> Meaning:
+        kind = type(dataset)
+        text = f"{kind.__module__}.{kind.__qualname__}"
+        return cls(length, _short(text), None if key is None else _short(repr(key)))
+
+    def __str__(self) -> str:
+        key = "no key" if self.key is None else f"key {self.key}"
+        return f"{self.length} rows of {self.kind} with {key}"
+
+
+def _short(text: str) -> str:
+    """A text that fits into a description; another one for another text."""
+    if len(text.encode(errors="surrogatepass")) <= _MOST_TEXT:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return f"{text[: _MOST_TEXT // 4]}... ({digest})"
+
+
+class OpenedFile(NamedTuple):
+    """An open file of a cache."""
+
+    table: CacheTable
+    number: bytes  # other files have another one
+    is_filled: bool  # whether it had rows
+
+
+def open_table(
+    path: str, meaning: Meaning, disk: float | None, number: bytes | None = None
+) -> OpenedFile:
+    """Opens the file of a cache, which is made if there is none. `disk`: its limit in bytes; a
+    float is a share of what its file system has free. `number`: that of the only right file."""
+    fd, is_read_only, found = _open(path, meaning, number)
+    try:
+        if meaning != found.meaning:
+            raise ValueError(
+                f"the cache {path} holds {found.meaning}, and this one is of {meaning}: pass "
+                "another path=, or delete the file"
+            )
+        table = _table(fd, meaning, disk, is_read_only)
+        return OpenedFile(table, found.number, bool(table.present().any()))
+    finally:
+        os.close(fd)  # the table has a duplicate, and with it the lock
+
+
+class _Found(NamedTuple):
+    meaning: Meaning
+    number: bytes
+
+
+def _open(path: str, meaning: Meaning, number: bytes | None) -> tuple[int, bool, _Found]:
+    while True:
+        is_read_only = False
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            if number is not None:
+                raise ValueError(f"the cache {path} was deleted since it was pickled") from None
+            _make(path, meaning, os.link)
+            continue
+        except OSError as error:
+            if error.errno == errno.EISDIR:
+                raise ValueError(f"{path} is a folder, and path= expects a file") from None
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            is_read_only = True
+        try:
+            found = _description(fd, path)
+            if number is not None and (isinstance(found, str) or found.number != number):
+                raise ValueError(f"the cache {path} was replaced since it was pickled")
+            if isinstance(found, _Found):
+                kept, fd = fd, -1
+                return kept, is_read_only, found
+            if is_read_only:
+                raise ValueError(f"the cache {path} {found}, and it is read-only")
+            # Whoever has the lock, and finds the same file again, is the one who replaces it.
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), os.fstat(fd)):
+                    if os.fstat(fd).st_size > 0:
+                        warn_caller(f"the cache {path} {found}: it is made anew")
+                    _make(path, meaning, os.rename)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+
+def _description(fd: int, path: str) -> _Found | str:
+    """The description in a file; of a damaged one, its damage. ValueError if it is no cache."""
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
+        raise ValueError(f"{path} is no file, and path= expects the file of a cache")
+    data = os.pread(fd, _DESCRIPTION_BYTES, 0)
+    if not data:
+        return "is empty"
+    if not data.startswith(_MAGIC):
+        raise ValueError(
+            f"{path} is a file that is not fastiter's cache; it begins with {data[:16]!r}. Pass "
+            "another path="
+        )
+    if len(data) < _DESCRIPTION_BYTES:
+        return f"was cut: it has {facts.st_size} bytes"
+    _, checksum, length, number, size = _HEAD.unpack_from(data)
+    if checksum != status.checksum(data, _SUMMED, _DESCRIPTION_BYTES, 0):
+        return "has a damaged header"
+    if facts.st_size < start_of(length):
+        return f"was cut: it has {facts.st_size} bytes, and its index alone {start_of(length)}"
+    kind, key = json.loads(data[_HEAD.size : _HEAD.size + size])
+    return _Found(Meaning(length, kind, key), number)
+
+
+def _make(path: str, meaning: Meaning, place: Any) -> None:
+    """Makes a file, and gives it its name by `place`, when it is complete."""
+    text = json.dumps([meaning.kind, meaning.key]).encode()
+    head = bytearray(_DESCRIPTION_BYTES)
+    _HEAD.pack_into(head, 0, _MAGIC, 0, meaning.length, os.urandom(16), len(text))
+    head[_HEAD.size : _HEAD.size + len(text)] = text
+    struct.pack_into("<Q", head, 16, status.checksum(head, _SUMMED, len(head), 0))
+    folder, name = os.path.split(path)
+    fd, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)  # of mode 0600
+    try:
+        os.write(fd, head)
+        os.posix_fallocate(fd, 0, start_of(meaning.length))
+        os.fsync(fd)
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            place(temporary, path)
+    finally:
+        os.close(fd)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _table(fd: int, meaning: Meaning, disk: float | None, is_read_only: bool) -> CacheTable:
+    start = start_of(meaning.length)
+    facts = os.fstat(fd)
+    used = facts.st_blocks * 512
+    limit = (1 << 62) if disk is None else disk
+    if isinstance(limit, float):
+        free = os.statvfs(fd)
+        limit = used + int(limit * free.f_bavail * free.f_frsize)
+    if limit < start:
+        raise ValueError(f"disk is {limit} bytes, and the index alone takes {start}: raise it")
+    is_first = False
+    if not is_read_only:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_first = True
+            os.posix_fallocate(fd, 0, start)  # a copy may have holes, and the disk be full later
+    table = CacheTable(fd, meaning.length, limit, _is_in_memory(facts.st_dev), True, is_read_only)
+    if is_first or is_read_only:
+        facts = os.fstat(fd)
+        table.begin(max(facts.st_size, start), facts.st_blocks * 512)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return table
+
+
+def _is_in_memory(device: int) -> bool:
+    """Whether a file system is memory."""
+    name = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo") as file:
+        for line in file:
+            fields, _, kind = line.partition(" - ")
+            if fields.split()[2] == name:
+                return kind.split()[0] in ("tmpfs", "ramfs")
+    return False

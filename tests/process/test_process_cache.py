@@ -1,0 +1,317 @@
+"""fastiter.cache in processes: one copy for all, killed workers, limits of a program."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+from outside import wait_until
+
+import fastiter
+from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator
+
+METHODS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.stress)]
+N = 60
+HEAD = """
+import os, resource, signal, sys
+import numpy as np
+import fastiter
+
+class Rows:
+    def __len__(self):
+        return 60
+    def __getitem__(self, i):
+        return np.full(5000 + i, i, np.int32), i
+"""
+
+
+class Rows:
+    """Examples that differ in shape, and are slow enough to be killed in; `calls` counts them in
+    shared memory."""
+
+    def __init__(self, seconds=0.0, fail=()):
+        self.seconds, self.fail = seconds, fail
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        if i in self.fail:
+            raise KeyError(i)
+        time.sleep(self.seconds)
+        return np.full(5000 + i, i, np.int32), i
+
+
+def is_right(example, i):
+    return len(example[0]) == 5000 + i and (example[0] == i).all() and example[1] == i
+
+
+def read_all(cached):
+    return all(is_right(cached[i], i) for i in range(N))
+
+
+def place_of(kind, tmp_path):
+    return {"path": tmp_path / "cache"} if kind == "file" else {"memory": 1 << 24}
+
+
+def epoch(iterator):
+    """The examples of an epoch, by their index."""
+    examples = [example for _ in range(N // 6) for example in next(iterator)]
+    assert sorted(label for _, label in examples) == list(range(N))
+    assert all(is_right(example, example[1]) for example in examples)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_workers_fill_one_cache(method, kind, tmp_path):
+    cached = fastiter.cache(Rows(), **place_of(kind, tmp_path))
+    for repeat in range(2):
+        iterator = MultiprocessIterator(cached, 6, n_processes=2, shuffle=True, context=method)
+        with iterator:
+            for _ in range(2):
+                epoch(iterator)
+        stats = cached.stats()
+        assert stats.rows == N and stats.lost == 0
+        if repeat == 0:
+            misses = stats.misses
+            assert N <= misses <= N + 12  # prefetched rows may be fetched twice
+    assert cached.stats().misses == misses
+    assert read_all(cached)
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_all_iterators_use_one_cache(kind, tmp_path):
+    cached = fastiter.cache(Rows(), **place_of(kind, tmp_path))
+    for make in (SerialIterator, MultithreadIterator, MultiprocessIterator):
+        iterator = make(cached, 6, shuffle=True)
+        epoch(iterator)
+        iterator.finalize()
+    assert cached.stats().rows == N and cached.stats().misses <= N + 12
+
+
+def read_in_child(cached, queue):
+    right = read_all(cached)
+    queue.put((right, cached.stats().hits >= N))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_cache_travels_to_a_process(method, kind, tmp_path):
+    context = multiprocessing.get_context(method)
+    cached = fastiter.cache(Rows(), **place_of(kind, tmp_path))
+    assert read_all(cached)
+    queue = context.Queue()
+    child = context.Process(target=read_in_child, args=(cached, queue))
+    child.start()
+    assert queue.get(timeout=60) == (True, True)
+    child.join()
+    assert cached.stats().misses == N
+
+
+def fetch_for_ever(cached, order):
+    while True:
+        for i in order:
+            assert is_right(cached[i], i)
+
+
+def kill_fillers(kind, tmp_path, kills):
+    cached = fastiter.cache(Rows(0.001), **place_of(kind, tmp_path))
+    context = multiprocessing.get_context("fork")
+    dice = random.Random(kills)
+    done = 0
+    while done < kills:
+        orders = [dice.sample(range(N), N) for _ in range(2)]
+        children = [
+            context.Process(target=fetch_for_ever, args=(cached, order)) for order in orders
+        ]
+        for child in children:
+            child.start()
+        os.kill(children[1].pid, signal.SIGSTOP)  # its row may stay claimed while it is stopped
+        before = cached.stats()
+        wait_until(lambda before=before: cached.stats()[5:7] != before[5:7], "a fetch")
+        for child in children:
+            child.kill()
+            child.join()
+            done += 1
+        if cached.stats().rows == N:
+            assert read_all(cached)
+            cached.clear()
+    lost = cached.stats().lost
+    assert lost <= kills * (4 * (5000 + N) + 2048)
+    for _ in range(2):
+        assert read_all(cached)
+    assert cached.stats().rows == N and cached.stats().damaged == 0
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_killed_fillers_leave_whole_rows(kind, tmp_path):
+    kill_fillers(kind, tmp_path, 6)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_many_killed_fillers_leave_whole_rows(kind, tmp_path):
+    kill_fillers(kind, tmp_path, 200)
+
+
+def open_and_fetch(path):
+    cached = fastiter.cache(Rows(0.001), path=path, key=1)
+    fetch_for_ever(cached, random.sample(range(N), N))
+
+
+def kill_programs(path, times):
+    context = multiprocessing.get_context("fork")
+    for _ in range(times):
+        children = [context.Process(target=open_and_fetch, args=(path,)) for _ in range(2)]
+        for child in children:
+            child.start()
+        wait_until(path.exists, "the file")
+        cached = fastiter.cache(Rows(), path=path, key=1)
+        before = cached.stats()
+        wait_until(
+            lambda before=before, cached=cached: cached.stats()[5:7] != before[5:7], "a fetch"
+        )
+        cached.close()
+        for child in children:
+            child.kill()
+            child.join()
+    with fastiter.cache(Rows(), path=path, key=1) as cached:
+        assert read_all(cached) and cached.stats().damaged == 0
+    with fastiter.cache(Rows(), path=path, key=1) as cached:
+        assert read_all(cached) and cached.stats().misses == 0
+
+
+def test_a_file_serves_after_the_program_was_killed(tmp_path):
+    kill_programs(tmp_path / "cache", 3)
+
+
+@pytest.mark.stress
+def test_a_file_serves_after_the_program_was_killed_often(tmp_path):
+    kill_programs(tmp_path / "cache", 50)
+
+
+def open_at_once(path, barrier, queue):
+    barrier.wait()
+    cached = fastiter.cache(Rows(), path=path)
+    queue.put(read_all(cached) and os.stat(path).st_ino)
+
+
+def test_many_processes_make_one_file(tmp_path):
+    context = multiprocessing.get_context("fork")
+    barrier, queue = context.Barrier(8), context.Queue()
+    for content in (None, b""):  # no file, and one that counts as none
+        path = tmp_path / f"cache {content}"
+        if content is not None:
+            path.write_bytes(content)
+        children = [
+            context.Process(target=open_at_once, args=(path, barrier, queue)) for _ in range(8)
+        ]
+        for child in children:
+            child.start()
+        assert len({queue.get(timeout=60) for _ in children}) == 1
+        for child in children:
+            child.join()
+    assert len(os.listdir(tmp_path)) == 2
+    with fastiter.cache(Rows(), path=path) as cached:
+        assert cached.stats().rows == N
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_fill_fetches_each_row_once(kind, tmp_path, caplog):
+    cached = fastiter.cache(Rows(fail=(7,)), **place_of(kind, tmp_path))
+    stats = cached.fill(2, progress=False)
+    assert (stats.rows, stats.misses, stats.failed, stats.lost) == (N - 1, N, 1, 0)
+    again = cached.fill(2, progress=False)
+    assert again.misses == N + 1 and again.rows == N - 1
+    full = fastiter.cache(Rows(), memory=200_000)
+    assert full.fill(2, progress=False).full == "memory"
+
+
+def test_a_process_that_fills_and_dies_is_told(tmp_path):
+    class Deadly(Rows):
+        def __getitem__(self, i):
+            if i == 30:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(i)
+
+    cached = fastiter.cache(Deadly(), memory=1 << 24)
+    if multiprocessing.get_start_method() != "fork":
+        pytest.skip("a local class needs fork")
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        cached.fill(2, progress=False)
+    assert cached.stats().rows >= N // 2
+
+
+@pytest.mark.parametrize("place", ["memory=1 << 24", "path=sys.argv[1] + '/cache'"])
+def test_a_limit_of_the_file_size_makes_it_full(place, output_of, tmp_path):
+    kind = "memory" if place.startswith("memory") else "disk"
+    printed = output_of(f"""
+        sys.argv.append({str(tmp_path)!r})
+        import logging
+        logging.getLogger("fastiter").setLevel(logging.ERROR)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+        cached = fastiter.cache(Rows(), {place})
+        for _ in range(2):
+            assert all((cached[i][0] == i).all() for i in range(60))
+        stats = cached.stats()
+        assert 5 < stats.rows < 15 and stats.hits == stats.rows and stats.lost == 0
+        print(stats.full)
+    """)
+    assert printed.strip() == kind
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no /dev/shm")
+def test_a_file_in_memory():
+    path = f"/dev/shm/fastiter-test-{os.getpid()}"
+    try:
+        with fastiter.cache(Rows(), path=path) as cached:
+            assert read_all(cached) and read_all(cached) and cached.stats().rows == N
+    finally:
+        os.unlink(path)
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+@pytest.mark.parametrize("ours", [True, False])
+def test_loaders_of_torch_use_one_cache(ours, kind, tmp_path):
+    utils = pytest.importorskip("torch.utils.data")
+    if ours:
+        from fastiter.torch import DataLoader
+    else:
+        DataLoader = utils.DataLoader
+    cached = fastiter.cache(Rows(), **place_of(kind, tmp_path))
+    part = utils.Subset(cached, list(range(0, N, 2)))
+    loader = DataLoader(part, 6, shuffle=True, num_workers=2, collate_fn=list)
+    for _ in range(2):
+        examples = [example for batch in loader for example in batch]
+        assert sorted(int(label) for _, label in examples) == list(range(0, N, 2))
+        assert all(is_right(example, example[1]) for example in examples)
+    stats = cached.stats()
+    assert (stats.rows, stats.misses, stats.hits) == (N // 2, N // 2, N // 2)
+
+
+def states_of(dataset, **arguments):
+    iterator = MultiprocessIterator(
+        dataset,
+        7,
+        n_processes=2,
+        order_sampler=fastiter.ShuffleOrderSampler(3),
+        **arguments,
+    )
+    with iterator:
+        batches = [next(iterator) for _ in range(12)]
+        return batches, iterator.state_dict() if hasattr(iterator, "state_dict") else None
+
+
+@pytest.mark.parametrize("arguments", [{}, {"seed_examples": True}, {"hedge": 0.05}])
+def test_orders_and_states_are_those_without_a_cache(arguments):
+    plain, state = states_of(Rows(), **arguments)
+    cached, other = states_of(fastiter.cache(Rows()), **arguments)
+    assert repr(state) == repr(other)
+    for left, right in zip(plain, cached, strict=True):
+        assert [label for _, label in left] == [label for _, label in right]
+        assert all(is_right(example, example[1]) for example in right)
