@@ -1,0 +1,177 @@
+/* fi_cache: a row is stored once, and read whole or not at all, whatever its file holds; space is used once and
+ * counted; clearing while others store leaves no row of before. */
+#define _GNU_SOURCE
+#include "check.h"
+#include "os/fi_cache.h"
+#include "os/fi_platform.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ROWS = 50, BYTES = 1000 };
+
+typedef struct {
+    unsigned char head[FI_CACHE_HEAD], content[BYTES];
+} entry;
+
+static void begin(fi_cache *cache, uint64_t limit, bool has_sums)
+{
+    uint64_t start = fi_cache_start(ROWS);
+    void *base;
+    *cache = (fi_cache){.length = ROWS, .limit = limit, .has_sums = has_sums};
+    char path[] = "/tmp/fi-cache-XXXXXX";
+    cache->fd = mkstemp(path);
+    CHECK(cache->fd >= 0 && unlink(path) == 0 && ftruncate(cache->fd, (off_t)start) == 0);
+    CHECK_EQ(fi_shm_map(cache->fd, 0, start, false, &base), FI_OK);
+    cache->words = base;
+    fi_cache_put(cache, FI_CACHE_END, start);
+    fi_cache_put(cache, FI_CACHE_COMMITTED, start);
+    fi_cache_put(cache, FI_CACHE_STAMP, 77);
+}
+
+static void end(fi_cache *cache)
+{
+    CHECK_EQ(fi_shm_unmap((void *)cache->words, fi_cache_start(ROWS)), FI_OK);
+    close(cache->fd);
+}
+
+static int store(fi_cache *cache, uint64_t row, uint64_t token, size_t bytes)
+{
+    entry made;
+    memset(made.content, (int)row, sizeof made.content);
+    uint64_t claim = fi_cache_claim_of(token, 5);
+    CHECK_EQ(fi_cache_token(claim), token);
+    CHECK_EQ(fi_cache_key(claim), 5);
+    CHECK(!fi_cache_is_place(claim));
+    if (!fi_cache_swap(cache, fi_cache_row(row), 0, claim))
+        return FI_CACHE_NONE;
+    return fi_cache_store(cache, row, claim, 3, &made, bytes);
+}
+
+static int try_row(fi_cache *cache, uint64_t row, uint64_t word)
+{
+    unsigned char content[BYTES];
+    fi_cache_entry head;
+    int rc = fi_cache_head(cache, row, word, &head);
+    if (rc != FI_CACHE_FOUND || head.size > BYTES)
+        return FI_CACHE_BAD;
+    rc = fi_cache_read(cache, word, &head, content);
+    for (uint64_t i = 0; rc == FI_CACHE_FOUND && i < head.size; i++)
+        CHECK_EQ(content[i], row);
+    return rc;
+}
+
+/* FI_CACHE_NONE if the row is empty, or was emptied meanwhile. A row that is found has its own content. */
+static int read_row(fi_cache *cache, uint64_t row)
+{
+    uint64_t word = fi_cache_load(cache, fi_cache_row(row));
+    int rc = fi_cache_is_place(word) ? try_row(cache, row, word) : FI_CACHE_NONE;
+    return rc == FI_CACHE_BAD && fi_cache_load(cache, fi_cache_row(row)) != word ? FI_CACHE_NONE : rc;
+}
+
+static uint64_t used(const fi_cache *cache)
+{
+    return fi_cache_load(cache, FI_CACHE_END) - fi_cache_load(cache, FI_CACHE_BASE);
+}
+
+static void rows_and_limit(void)
+{
+    fi_cache cache;
+    uint64_t start = fi_cache_start(ROWS), bytes = (FI_CACHE_HEAD + BYTES + 63) / 64 * 64;
+    begin(&cache, start + 2 * bytes + FI_CACHE_HEAD, true);
+    CHECK_EQ(read_row(&cache, 1), FI_CACHE_NONE);
+    CHECK_EQ(store(&cache, 1, 9, BYTES), FI_CACHE_FOUND);
+    CHECK_EQ(store(&cache, 1, 8, BYTES), FI_CACHE_NONE); /* it is there */
+    CHECK_EQ(store(&cache, 2, 9, BYTES), FI_CACHE_FOUND);
+    CHECK_EQ(used(&cache), start + 2 * bytes);
+    CHECK_EQ(store(&cache, 3, 9, BYTES), FI_CACHE_REFUSED);
+    CHECK_EQ(fi_cache_load(&cache, FI_CACHE_FULL), FI_CACHE_AT_LIMIT);
+    CHECK(!fi_cache_has_room(&cache));
+    CHECK_EQ(fi_cache_load(&cache, fi_cache_row(3)), 0); /* the claim is gone */
+    CHECK_EQ(store(&cache, 4, 9, 0), FI_CACHE_FOUND);    /* an empty one fits */
+    CHECK_EQ(read_row(&cache, 1) | read_row(&cache, 2) | read_row(&cache, 4), FI_CACHE_FOUND);
+    fi_cache_clear(&cache);
+    CHECK_EQ(read_row(&cache, 1), FI_CACHE_NONE);
+    CHECK_EQ(used(&cache), start);
+    CHECK_EQ(store(&cache, 3, 9, BYTES), FI_CACHE_FOUND);
+    CHECK_EQ(read_row(&cache, 3), FI_CACHE_FOUND);
+    CHECK_EQ(fi_cache_load(&cache, FI_CACHE_COMMITTED), used(&cache));
+    end(&cache);
+}
+
+/* Each byte of an entry in turn, in an opening that has not looked at it; and words of the index at random. */
+static void damage(void)
+{
+    fi_cache cache;
+    begin(&cache, UINT64_MAX, true);
+    CHECK_EQ(store(&cache, 7, 1, BYTES), FI_CACHE_FOUND);
+    uint64_t at = fi_cache_start(ROWS), word = fi_cache_load(&cache, fi_cache_row(7));
+    for (uint64_t i = 0; i < FI_CACHE_HEAD + BYTES; i++) {
+        unsigned char before, after;
+        fi_cache_put(&cache, FI_CACHE_STAMP, 100 + i);
+        CHECK_EQ(pread(cache.fd, &before, 1, (off_t)(at + i)), 1);
+        after = before ^ 0x41;
+        CHECK_EQ(pwrite(cache.fd, &after, 1, (off_t)(at + i)), 1);
+        CHECK_EQ(read_row(&cache, 7), FI_CACHE_BAD);
+        CHECK_EQ(pwrite(cache.fd, &before, 1, (off_t)(at + i)), 1);
+        CHECK_EQ(read_row(&cache, 7), FI_CACHE_FOUND);
+    }
+    uint64_t random = 1;
+    for (int i = 0; i < 20000; i++) {
+        random = random * UINT64_C(6364136223846793005) + 1442695040888963407;
+        uint64_t other = random | UINT64_C(1) << 63;
+        fi_cache_put(&cache, fi_cache_row(7), i % 2 ? other : (word & ~UINT64_C(255)) | (random >> 56));
+        int rc = read_row(&cache, 7);
+        CHECK(rc == FI_CACHE_BAD || fi_cache_load(&cache, fi_cache_row(7)) == word || i % 2);
+    }
+    fi_cache_put(&cache, fi_cache_row(7), word);
+    for (off_t bytes = (off_t)(at + FI_CACHE_HEAD + BYTES - 1); bytes >= (off_t)at; bytes -= 31) {
+        CHECK_EQ(ftruncate(cache.fd, bytes), 0);
+        fi_cache_put(&cache, FI_CACHE_STAMP, 5000 + (uint64_t)bytes);
+        CHECK_EQ(read_row(&cache, 7), FI_CACHE_BAD);
+    }
+    end(&cache);
+}
+
+static fi_cache shared;
+static atomic_bool is_over;
+
+static void *fill(void *token)
+{
+    while (!atomic_load(&is_over))
+        for (uint64_t row = 0; row < ROWS; row++) {
+            int rc = store(&shared, row, (uint64_t)(uintptr_t)token, BYTES);
+            CHECK(rc == FI_CACHE_FOUND || rc == FI_CACHE_NONE);
+            CHECK(read_row(&shared, row) != FI_CACHE_BAD);
+        }
+    return NULL;
+}
+
+static void clearing_beside_others(bool has_sums)
+{
+    pthread_t threads[3];
+    begin(&shared, UINT64_MAX, has_sums);
+    atomic_store(&is_over, false);
+    for (uintptr_t i = 0; i < 3; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, fill, (void *)(i + 1)), 0);
+    for (int i = 0; i < 300; i++) {
+        usleep(200);
+        fi_cache_clear(&shared);
+    }
+    atomic_store(&is_over, true);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    for (uint64_t row = 0; row < ROWS; row++)
+        CHECK(read_row(&shared, row) != FI_CACHE_BAD);
+    end(&shared);
+}
+
+int main(void)
+{
+    rows_and_limit();
+    damage();
+    clearing_beside_others(true);
+    clearing_beside_others(false);
+    return 0;
+}
