@@ -2,6 +2,7 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 HEAD_BYTES: int
 
@@ -9,15 +10,15 @@ def start_of(length: int) -> int: ...
 
 @final
 class CacheTable:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         fd: int,
         length: int,
         limit: int,
         takes_memory: bool,
         has_sums: bool,
         is_private: bool,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def fd(self) -> int: ...
     @property
