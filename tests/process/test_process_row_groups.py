@@ -231,7 +231,8 @@ def test_a_stopped_reader_is_told_of(path: Path, mode: str) -> None:
             **more,
         )
         with iterator as it, warnings.catch_warnings():
-            warnings.simplefilter("error", TimeoutWarning)
+            # On a busy machine a worker that replaces another one may be told of as it starts.
+            warnings.simplefilter("error" if mode == "warn" else "ignore", TimeoutWarning)
             if mode == "warn":
                 with pytest.raises(TimeoutWarning, match=r"0\.5"):
                     next(it)
