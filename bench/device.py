@@ -109,7 +109,9 @@ def _pinned(n_workers: int) -> Iterator[Any]:
         yield made
 
 
-def _torch(n_workers: int, pin_memory: bool, ours: bool = False) -> Iterator[Any]:
+def _torch(
+    n_workers: int, pin_memory: bool = False, ours: bool = False, device: str | None = None
+) -> Iterator[Any]:
     module = importlib.import_module("fastiter.torch" if ours else "torch.utils.data")
     loader = module.DataLoader(
         Images(),
@@ -120,27 +122,11 @@ def _torch(n_workers: int, pin_memory: bool, ours: bool = False) -> Iterator[Any
         prefetch_factor=max(2, DEPTH // n_workers),
         pin_memory=pin_memory,
         persistent_workers=True,
+        **({} if device is None else {"device": device}),
     )
     while True:
         for tensors in loader:
             yield [tensor.to("cuda", non_blocking=True) for tensor in tensors]
-
-
-def _torch_device(n_workers: int) -> Iterator[Any]:
-    from fastiter.torch import DataLoader
-
-    loader = DataLoader(
-        Images(),
-        batch_size=BATCH,
-        shuffle=True,
-        drop_last=True,
-        num_workers=n_workers,
-        prefetch_factor=max(2, DEPTH // n_workers),
-        persistent_workers=True,
-        device="cuda",
-    )
-    while True:
-        yield from loader
 
 
 CANDIDATES: dict[str, tuple[str, Callable[[int], Iterator[Any]]]] = {
@@ -149,13 +135,16 @@ CANDIDATES: dict[str, tuple[str, Callable[[int], Iterator[Any]]]] = {
     "host": ("fastiter, batches stay on the host", _host),
     "pageable": ("fastiter, CuPy's copy from pageable memory", _pageable),
     "pinned": ("fastiter, a pinned buffer by hand", _pinned),
-    "torch": ("torch DataLoader, .to(non_blocking)", lambda n: _torch(n, False)),
+    "torch": ("torch DataLoader, .to(non_blocking)", _torch),
     "torch-pin": ("torch DataLoader, pin_memory, .to(non_blocking)", lambda n: _torch(n, True)),
     "torch-ours": (
         "fastiter.torch.DataLoader, pin_memory, .to(non_blocking)",
         lambda n: _torch(n, True, ours=True),
     ),
-    "torch-device": ("fastiter.torch.DataLoader, device='cuda'", _torch_device),
+    "torch-device": (
+        "fastiter.torch.DataLoader, device='cuda'",
+        lambda n: _torch(n, ours=True, device="cuda"),
+    ),
 }
 
 SPIN = """extern "C" __global__ void spin(long long n) {

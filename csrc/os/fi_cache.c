@@ -179,6 +179,7 @@ int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_e
     if (offset < fi_cache_start(cache->length) ||
         !read_all(cache->fd, (char *)head, sizeof *head, offset) || head->row != row ||
         head->offset != offset || fstat(cache->fd, &status) != 0 ||
+        (uint64_t)status.st_size < offset || /* it was cut meanwhile */
         head->size > (uint64_t)status.st_size - offset)
         return FI_CACHE_BAD;
     return FI_CACHE_FOUND;
