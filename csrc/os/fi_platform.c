@@ -4,6 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -550,4 +553,11 @@ void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns)
     }
     text[length > 0 ? length : 0] = '\0';
     *delay_ns = sscanf(text, "%lld %lld", &ran, &waited) == 2 ? waited : 0;
+}
+
+void fi_heap_trim(void)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }

@@ -100,4 +100,8 @@ int64_t fi_coarse_ns(void);
  * CPU, 0 where the system does not tell. Some system calls. */
 void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns);
 
+/* Gives free memory of the heap back to the system, where the C library can. Takes about a
+ * millisecond for each 20 MB. */
+void fi_heap_trim(void);
+
 #endif

@@ -24,6 +24,7 @@ cdef class RowWriter(SlotRows):
     cdef bint announces  # rows of the claim, in two steps, by their index only
     cdef bint two_steps  # rows are owned when they have been fetched
     cdef bint is_hedge  # another worker has begun the row
+    cdef bint has_made_wholes  # since the heap was trimmed
     cdef bint is_whole  # the claim is the only row of a batch, made by `answer`
     cdef bint is_single  # rows of the claim are fetched one by one
     cdef int64_t begun  # the present claim

@@ -159,7 +159,11 @@ cdef class RowWriter(SlotRows):
         self.choose_timed_row()
         if self.is_whole:
             self.fill_whole(end.claim.first)
+            self.has_made_wholes = True
         else:
+            if self.has_made_wholes:  # the heap has held all examples of a batch, and will not again
+                self.has_made_wholes = False
+                fi_heap_trim()
             self.reader.read(self, end.claim.first, end.claim.count)
         if self.n_calls > 0:
             self.timed(stat, self.since, self.fetched, self.index_of(end.claim.first),

@@ -6,6 +6,7 @@ import collections
 import copy
 import functools
 import os
+import platform
 import random
 import re
 import resource
@@ -315,6 +316,27 @@ def test_whole_batches_are_made_in_place():
             == batch["i"].tolist()
             == [*range(4 * number, 4 * number + 4)]
         )
+
+
+class OwnMemory(torch.utils.data.Dataset):
+    """Examples of 1 MB, each with the private memory of the process that fetches it, in bytes."""
+
+    def __len__(self):
+        return 32 * 12
+
+    def __getitem__(self, i):
+        example = torch.full((1 << 18,), float(i))
+        status = Path("/proc/self/status").read_text()
+        return example, int(re.search(r"RssAnon:\s*(\d+)", status)[1]) << 10
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="the heap is given back by glibc alone"
+)
+def test_workers_do_not_keep_the_memory_of_the_first_batches():
+    own = [memory.tolist() for _, memory in DataLoader(OwnMemory(), 32, num_workers=2)]
+    assert max(own[0]) - min(own[0]) > 20 << 20  # made as a whole: its examples live at a time
+    assert max(own[-1] + own[-2]) - min(own[0]) < 8 << 20  # made in columns
 
 
 def test_concat_examples_pads_in_place():
