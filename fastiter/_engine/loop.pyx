@@ -39,7 +39,7 @@ cdef class Loop:
     _timer : Timer
     _planner : PlanQueue
     _count_tokens : callable or None
-        ``f(indices)``: the tokens of these rows.
+        ``f(plan)``: the tokens of its rows.
     """
 
     cdef public object _lock, _count_tokens
@@ -111,7 +111,7 @@ cdef class Loop:
             timer.rows = CALL_ENDED
         elif type(batch) is not Failure:
             if self._count_tokens is not None:
-                tokens = self._count_tokens(plan.indices)
+                tokens = self._count_tokens(plan)
             timer.note_start()
         planner.commit()
         # From here on nothing can raise, and no Python runs.

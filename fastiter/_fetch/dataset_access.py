@@ -270,6 +270,12 @@ def get_columns(dataset: Any, indices: list[int]) -> tuple[Any, ...]:
     return columns
 
 
+def tokens_of(dataset: Any) -> Callable[[npt.NDArray[np.int64]], int] | None:
+    """Function that counts the tokens of rows, of a dataset whose own class has one; else None."""
+    has_tokens = hasattr(type(dataset), "__fastiter_tokens__")  # not what it wraps
+    return dataset.__fastiter_tokens__ if has_tokens else None
+
+
 def is_stateful(value: Any) -> bool:
     """Whether an object has ``state_dict()`` without arguments, and ``load_state_dict()``."""
     save = getattr(value, "state_dict", None)

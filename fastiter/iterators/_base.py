@@ -21,7 +21,7 @@ from fastiter._engine.caller import CallerExecutor
 from fastiter._engine.chainer_state import as_records, exchange
 from fastiter._engine.loop import Loop
 from fastiter._engine.stream import StreamExecutor
-from fastiter._fetch.dataset_access import keeps_rows, row_groups_of
+from fastiter._fetch.dataset_access import keeps_rows, row_groups_of, tokens_of
 from fastiter._fetch.seeded import Seeding
 from fastiter._order.plan import TAILS
 from fastiter._plan.epoch_sampler import Cutting, is_epoch_sampler, words_of
@@ -195,8 +195,8 @@ class PlannedIterator(Loop, IteratorProperties):
         self._seeding = None if self._seed_examples is False else Seeding(also)
         self._batch_maker = BatchMaker(self._dataset, self._converter, self._device, self._seeding)
         self._tuner: Tuner | None = None
-        counts = hasattr(type(self._dataset), "__fastiter_tokens__")  # not what it wraps
-        self._count_tokens = self._dataset.__fastiter_tokens__ if counts else None
+        tokens = tokens_of(self._dataset)
+        self._count_tokens = None if tokens is None else lambda plan: tokens(plan.indices)
         self._row_groups = row_groups_of(self._dataset)
         if self._row_groups is not None:
             self._n_decoded = self._row_groups.n_decoded  # before this iterator

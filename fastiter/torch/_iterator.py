@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch.utils.data import BatchSampler
 from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter._engine.loop import Loop
+from fastiter._fetch.dataset_access import tokens_of
 from fastiter._order.plan import Plan
 from fastiter._plan.state import SkipState
 from fastiter._util.concurrency import renew_in_child
@@ -25,7 +27,7 @@ from fastiter.torch._device.copies import DeviceCopies
 from fastiter.torch._examples import KeyPolicy
 from fastiter.torch._keys import SamplerKeys, epoch_rows, keys_of
 from fastiter.torch._orders.keys import EpochKeys
-from fastiter.torch._plans import Delivered, PlanCounts, Plans, asks_state
+from fastiter.torch._plans import Delivered, PlanCounts, Plans, asks_state, index_array
 from fastiter.torch._state import (
     DEFAULTS,
     Resume,
@@ -41,6 +43,8 @@ from fastiter.torch._state import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastiter._engine.executor import Executor
     from fastiter._plan.state import Skipped
     from fastiter.torch._loader import DataLoader
@@ -89,6 +93,9 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._seeds_examples = loader.seed_examples
         super().__init__(loader)
         self._dataset = fetched(loader) if self._dataset is loader.dataset else self._dataset
+        tokens = tokens_of(self._dataset)
+        if tokens is not None:
+            self._count_tokens = functools.partial(_tokens_in, tokens, self._auto_collation)
         # Workers that persist have the base seed of their first epoch.
         self._is_reset = resume is not None and resume.main["_is_reset"]
         if resume is not None and self._is_reset:
@@ -416,3 +423,10 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._shared_seed = main["_shared_seed"]
         if self._example_seed is not None and main["_example_seed"] is not None:
             self._example_seed = tuple(main["_example_seed"])
+
+
+def _tokens_in(tokens: Callable[[Any], int], is_batch: bool, plan: Plan) -> int:
+    """The tokens of a batch's rows; 0 if its keys are no integers."""
+    keys = keys_of(plan, is_batch, None)
+    rows = index_array(keys if is_batch else [keys], sys.maxsize)
+    return 0 if rows is None else tokens(rows)

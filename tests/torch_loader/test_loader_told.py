@@ -11,6 +11,7 @@ import pickle
 import threading
 import time
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.utils.data as torch_data  # noqa: E402
 
 import fastiter  # noqa: E402
+from fastiter.tokens import TokenDataset  # noqa: E402
 from fastiter.torch import DataLoader  # noqa: E402
 
 pytestmark = [
@@ -271,3 +273,15 @@ def test_progress_refuses_what_has_no_statistics():
     for other in (torch_data.DataLoader(Numbers()), [1, 2]):
         with pytest.raises(TypeError, match="progress needs an iterator of fastiter"):
             fastiter.progress(other)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 2}, {"batch_size": None}])
+@pytest.mark.parametrize("packing", ["bfd", None])
+def test_tokens_of_the_rows_are_counted(arguments, packing):
+    documents = None if packing is None else [0, 10, 30, 100, 301]
+    fields = ("input_ids", "n_tokens")
+    dataset = TokenDataset(np.arange(301), 16, packing=packing, documents=documents, fields=fields)
+    loader = DataLoader(dataset, **{"batch_size": 4, **arguments})
+    read = sum(int(batch["n_tokens"].sum()) for batch in loader)
+    assert loader.stats().tokens_read == read > 250
+    assert DataLoader(Numbers(), 4).stats().tokens_read == 0
