@@ -128,3 +128,21 @@ cdef extern from "batch/fi_tokens.h" nogil:
     void fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *format, int field,
                            const int64_t *rows, size_t n, int64_t stride, int64_t length,
                            size_t row_bytes, char *out)
+
+
+cdef extern from "batch/fi_resize.h" nogil:
+    enum:
+        FI_RESIZE_MOST
+    ctypedef struct fi_resize_task:
+        const uint8_t *pixels
+        uint64_t height, width
+        double left, top, right, bottom
+        uint64_t size[2]
+        uint64_t corner[2]
+        uint64_t window[2]
+        const float *table
+        void *out
+        bint planes, mirror
+
+    bint fi_resize_fits(const fi_resize_task *task)
+    int fi_resize(const fi_resize_task *task, int isa)

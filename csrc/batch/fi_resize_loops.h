@@ -1,0 +1,41 @@
+/* The loops of fi_resize, which each instruction set has for itself, and what they work on. */
+#ifndef FI_RESIZE_LOOPS_H
+#define FI_RESIZE_LOOPS_H
+
+#include "batch/fi_resize.h"
+
+enum {
+    FI_RESIZE_ROWS = 4, /* rows that are resized at once: they share the weights */
+    FI_RESIZE_STEP = 8, /* pixels of a row that are written at once */
+    FI_RESIZE_LOADED = 16 /* bytes that are read from where a pair of taps begins, or fewer */
+};
+
+/* How each pixel of a row, or each row, of the result is made: the weighted sum of `taps` neighbours,
+ * an even number; those that a pixel does not need have the weight 0. The weights of a pixel sum up to
+ * 2^shift, so that an image of one colour keeps it, and no sum exceeds 31 bits. */
+typedef struct {
+    uint64_t n;        /* pixels, a multiple of FI_RESIZE_STEP with those that nobody wants */
+    uint32_t taps;     /* even */
+    unsigned shift;
+    uint32_t *firsts;  /* the first neighbour of each */
+    uint32_t *counts;  /* of its neighbours with a weight */
+    int16_t *weights;  /* [n][taps] */
+} fi_resize_axis;
+
+typedef struct {
+    /* FI_RESIZE_ROWS rows along themselves. Row k goes to out + k * row_bytes: as planes that begin
+     * `plane` bytes from each other, or with plane 0 as pixels of 3 bytes, and up to 4 bytes beyond. */
+    void (*across)(const fi_resize_axis *axis, const uint8_t *const *rows, uint8_t *out,
+                   uint64_t row_bytes, uint64_t plane);
+    /* out[b], for b < n: the weighted sum of rows[t][from + b]. pairs: of taps. Up to 32 bytes of rows are read, if n is less. */
+    void (*down)(const uint8_t *const *rows, uint64_t from, const int16_t *weights, uint32_t pairs,
+   unsigned shift,
+                 uint64_t n, uint8_t *out);
+} fi_resize_loops;
+
+extern const fi_resize_loops fi_resize_generic;
+#ifdef __x86_64__
+extern const fi_resize_loops fi_resize_avx2;
+#endif
+
+#endif
