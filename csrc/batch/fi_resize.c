@@ -9,9 +9,9 @@
 #include "order/fi_shuffle.h"
 
 enum {
-    MOST_SHIFT = 22,           /* 255 << 22, and the half of it that rounds, stay below 2^31 */
-    LARGEST_WEIGHT = INT16_MAX - 1, /* rounding may add 1 */
-    VECTOR = 32
+    MOST_BITS = 22, /* of weights: 255 << 23, and a half that rounds, stay below 2^31 */
+    ROW_BITS = 7,   /* behind the point, of rows that were resized along themselves, at most */
+    LARGEST_WEIGHT = INT16_MAX - 1 /* rounding may add 1 */
 };
 
 static const fi_resize_loops *loops_of(int isa)
@@ -113,7 +113,7 @@ static void fill_axis(fi_resize_axis *axis, const box_side *side, double *weight
             largest = own[k] > largest ? own[k] : largest;
     }
     axis->taps = (uint32_t)fi_align_up(most, 2);
-    for (axis->shift = MOST_SHIFT; largest * (1 << axis->shift) > LARGEST_WEIGHT; axis->shift--) {
+    for (axis->shift = MOST_BITS; largest * (1 << axis->shift) > LARGEST_WEIGHT; axis->shift--) {
     }
     memset(axis->weights, 0, axis->n * axis->taps * sizeof *axis->weights);
     for (uint64_t x = 0; x < side->n; x++) {
@@ -138,11 +138,11 @@ typedef struct {
     fi_resize_axis across, down;
     double *weights;         /* of an axis, while it is filled */
     uint64_t ring_rows;      /* the last rows that were resized along themselves */
-    uint64_t row_bytes, plane;
-    uint8_t *ring;
+    uint64_t stride, plane;  /* of these, in values */
+    int16_t *ring;
     uint64_t reach;          /* bytes of a row of pixels that loops may read, from the box's first */
     uint8_t *copies;         /* of rows that end too early */
-    const uint8_t **rows;    /* neighbours of a row of the result */
+    const int16_t **rows;    /* neighbours of a row of the result */
     uint8_t *line;           /* a row, or a plane's, before the table */
 } workspace;
 
@@ -168,12 +168,12 @@ static uint64_t lay_out(workspace *work, const fi_resize_task *task, const box_s
 {
     uint64_t used = lay_axis(work, &work->down, rows, lay_axis(work, &work->across, columns, 0));
 
-    work->plane = task->planes ? fi_align_up(columns->n, VECTOR) : 0;
-    work->row_bytes = task->planes ? 3 * work->plane : fi_align_up(3 * columns->padded + 4, VECTOR);
+    work->plane = task->planes ? fi_align_up(columns->n, FI_RESIZE_VECTOR) : 0;
+    work->stride = task->planes ? 3 * work->plane : fi_align_up(3 * columns->padded + 2, FI_RESIZE_VECTOR);
     work->ring_rows = fi_align_up(rows->most + FI_RESIZE_ROWS, FI_RESIZE_ROWS);
     work->reach = 3 * (columns->count + columns->most) + FI_RESIZE_LOADED;
     work->weights = part(work, &used, fi_max_u64(columns->n * columns->most, rows->n * rows->most), sizeof(double));
-    work->ring = part(work, &used, work->ring_rows * work->row_bytes + VECTOR, 1);
+    work->ring = part(work, &used, work->ring_rows * work->stride, sizeof *work->ring);
     work->copies = part(work, &used, FI_RESIZE_ROWS * work->reach, 1);
     work->rows = part(work, &used, rows->most, sizeof *work->rows);
     work->line = part(work, &used, task->planes ? columns->n : 3 * columns->n, 1);
@@ -182,7 +182,7 @@ static uint64_t lay_out(workspace *work, const fi_resize_task *task, const box_s
 
 /* FI_RESIZE_ROWS rows of pixels from row `row` on, of which the last repeats. */
 static void resize_rows(const fi_resize_task *task, const workspace *work, const fi_resize_loops *loops,
-                        const box_side *columns, const box_side *rows, uint64_t row, uint8_t *out)
+                        const box_side *columns, const box_side *rows, uint64_t row, int16_t *out)
 {
     const uint64_t bytes = 3 * task->height * task->width;
     const uint8_t *sources[FI_RESIZE_ROWS];
@@ -198,7 +198,7 @@ static void resize_rows(const fi_resize_task *task, const workspace *work, const
             sources[k] = copy;
         }
     }
-    loops->across(&work->across, sources, out, work->row_bytes, work->plane);
+    loops->across(&work->across, sources, out, work->stride, work->plane);
 }
 
 /* A row of the result, or a plane's of it. */
@@ -253,6 +253,10 @@ int fi_resize(const fi_resize_task *task, int isa)
     lay_out(&work, task, &columns, &rows);
     fill_axis(&work.across, &columns, work.weights);
     fill_axis(&work.down, &rows, work.weights);
+    /* Rows keep as many bits as the columns' sums have left, which differ little from those of exact rows. */
+    const unsigned kept = (unsigned)fi_min_u64(MOST_BITS + 1 - work.down.shift, ROW_BITS);
+    work.across.shift -= kept;
+    work.down.shift += kept;
 
     const fi_resize_axis *const down = &work.down;
     const uint64_t begin = down->firsts[0];
@@ -261,11 +265,11 @@ int fi_resize(const fi_resize_task *task, int isa)
         const uint64_t first = down->firsts[y], end = first + down->counts[y];
         for (; done < end; done += FI_RESIZE_ROWS) {
             resize_rows(task, &work, loops, &columns, &rows, done,
-                        work.ring + (done - begin) % work.ring_rows * work.row_bytes);
+                        work.ring + (done - begin) % work.ring_rows * work.stride);
         }
         for (uint64_t k = 0; k < fi_align_up(end - first, 2); k++) {
             const uint64_t number = fi_min_u64(first + k, end - 1);
-            work.rows[k] = work.ring + (number - begin) % work.ring_rows * work.row_bytes;
+            work.rows[k] = work.ring + (number - begin) % work.ring_rows * work.stride;
         }
         resize_columns(task, &work, loops, y);
     }

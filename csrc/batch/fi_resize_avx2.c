@@ -67,118 +67,119 @@ FI_INLINE four_rows pixel(const fi_resize_axis *axis, const uint8_t *const *rows
     return sum;
 }
 
-/* Four sums of a row in each lane to 12 bytes, in the order that `order` gives. */
-FI_INLINE __m256i bytes_of(__m256i a, __m256i b, __m256i c, __m256i d, __m128i shift, __m256i order)
+/* Two pixels of a row in each lane, of 16 bits a value. */
+FI_INLINE __m256i two_pixels(__m256i a, __m256i b, __m128i shift)
 {
-    a = _mm256_srl_epi32(a, shift);
-    b = _mm256_srl_epi32(b, shift);
-    c = _mm256_srl_epi32(c, shift);
-    d = _mm256_srl_epi32(d, shift);
-    return _mm256_shuffle_epi8(
-        _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d)), order);
+    return _mm256_packs_epi32(_mm256_srl_epi32(a, shift), _mm256_srl_epi32(b, shift));
 }
 
-/* Eight pixels of a row. */
-FI_INLINE void put(uint8_t *out, uint64_t x, uint64_t plane, __m128i left, __m128i right)
+FI_INLINE void put_lanes(int16_t *out, uint64_t stride, __m256i values)
+{
+    _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(values));
+    _mm_storeu_si128((__m128i *)(out + stride), _mm256_extracti128_si256(values, 1));
+}
+
+/* Eight pixels of a row in each lane, two in each vector. */
+FI_INLINE void put(int16_t *out, uint64_t stride, uint64_t x, uint64_t plane, const __m256i *pixels)
 {
     if (plane == 0) {
-        _mm_storeu_si128((__m128i *)(out + 3 * x), left);
-        _mm_storeu_si128((__m128i *)(out + 3 * x + 12), right);
+        const __m256i together = both_lanes(
+            _mm_setr_epi8(0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, -1, -1, -1, -1));
+        for (int k = 0; k < 4; k++) { /* each overwrites the 2 values that the last has beyond its own */
+            put_lanes(out + 3 * x + 6 * k, stride, _mm256_shuffle_epi8(pixels[k], together));
+        }
     } else {
-        const __m128i red_green = _mm_unpacklo_epi32(left, right);
-        _mm_storel_epi64((__m128i *)(out + x), red_green);
-        _mm_storeh_pd((double *)(out + plane + x), _mm_castsi128_pd(red_green));
-        _mm_storel_epi64((__m128i *)(out + 2 * plane + x), _mm_unpackhi_epi32(left, right));
+        const __m256i even = _mm256_unpacklo_epi16(pixels[0], pixels[1]); /* red of 0 and 2, ... */
+        const __m256i odd = _mm256_unpackhi_epi16(pixels[0], pixels[1]);
+        const __m256i later_even = _mm256_unpacklo_epi16(pixels[2], pixels[3]);
+        const __m256i later_odd = _mm256_unpackhi_epi16(pixels[2], pixels[3]);
+        const __m256i red_green = _mm256_unpacklo_epi16(even, odd); /* red of 0 to 3, green */
+        const __m256i later_red_green = _mm256_unpacklo_epi16(later_even, later_odd);
+        put_lanes(out + x, stride, _mm256_unpacklo_epi64(red_green, later_red_green));
+        put_lanes(out + plane + x, stride, _mm256_unpackhi_epi64(red_green, later_red_green));
+        put_lanes(out + 2 * plane + x, stride,
+                  _mm256_unpacklo_epi64(_mm256_unpackhi_epi16(even, odd),
+                                        _mm256_unpackhi_epi16(later_even, later_odd)));
     }
 }
 
-FI_INLINE void put_both(uint8_t *out, uint64_t row_bytes, uint64_t x, uint64_t plane, __m256i left,
-                        __m256i right)
+FI_INLINE void across_by(const fi_resize_axis *axis, const uint8_t *const *rows, int16_t *out,
+                         uint64_t stride, uint64_t plane, uint32_t pairs)
 {
-    put(out, x, plane, _mm256_castsi256_si128(left), _mm256_castsi256_si128(right));
-    put(out + row_bytes, x, plane, _mm256_extracti128_si256(left, 1),
-        _mm256_extracti128_si256(right, 1));
-}
-
-FI_INLINE void across_by(const fi_resize_axis *axis, const uint8_t *const *rows, uint8_t *out,
-                         uint64_t row_bytes, uint64_t plane, uint32_t pairs)
-{
-    const __m256i interleaved =
-        both_lanes(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
-    const __m256i apart =
-        both_lanes(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, -1, -1, -1, -1));
-    const __m256i order = plane == 0 ? interleaved : apart;
     const __m128i shift = _mm_cvtsi32_si128((int)axis->shift);
 
     for (uint64_t x = 0; x < axis->n; x += FI_RESIZE_STEP) {
-        __m256i upper[2], lower[2];
-        for (int h = 0; h < 2; h++) {
-            const four_rows a = pixel(axis, rows, x + 4 * h, pairs);
-            const four_rows b = pixel(axis, rows, x + 4 * h + 1, pairs);
-            const four_rows c = pixel(axis, rows, x + 4 * h + 2, pairs);
-            const four_rows d = pixel(axis, rows, x + 4 * h + 3, pairs);
-            upper[h] = bytes_of(a.upper, b.upper, c.upper, d.upper, shift, order);
-            lower[h] = bytes_of(a.lower, b.lower, c.lower, d.lower, shift, order);
+        __m256i upper[4], lower[4];
+        for (uint64_t k = 0; k < 4; k++) {
+            const four_rows left = pixel(axis, rows, x + 2 * k, pairs);
+            const four_rows right = pixel(axis, rows, x + 2 * k + 1, pairs);
+            upper[k] = two_pixels(left.upper, right.upper, shift);
+            lower[k] = two_pixels(left.lower, right.lower, shift);
         }
-        put_both(out, row_bytes, x, plane, upper[0], upper[1]);
-        put_both(out + 2 * row_bytes, row_bytes, x, plane, lower[0], lower[1]);
+        put(out, stride, x, plane, upper);
+        put(out + 2 * stride, stride, x, plane, lower);
     }
 }
 
-FI_TARGET static void across(const fi_resize_axis *axis, const uint8_t *const *rows, uint8_t *out,
-                             uint64_t row_bytes, uint64_t plane)
+FI_TARGET static void across(const fi_resize_axis *axis, const uint8_t *const *rows, int16_t *out,
+                             uint64_t stride, uint64_t plane)
 {
     switch (axis->taps) {
-    case 2: across_by(axis, rows, out, row_bytes, plane, 1); break;
-    case 4: across_by(axis, rows, out, row_bytes, plane, 2); break;
-    case 6: across_by(axis, rows, out, row_bytes, plane, 3); break;
-    case 8: across_by(axis, rows, out, row_bytes, plane, 4); break;
-    default: across_by(axis, rows, out, row_bytes, plane, axis->taps / 2);
+    case 2: across_by(axis, rows, out, stride, plane, 1); break;
+    case 4: across_by(axis, rows, out, stride, plane, 2); break;
+    case 6: across_by(axis, rows, out, stride, plane, 3); break;
+    case 8: across_by(axis, rows, out, stride, plane, 4); break;
+    default: across_by(axis, rows, out, stride, plane, axis->taps / 2);
     }
 }
 
-FI_INLINE __m256i down_32(const uint8_t *const *rows, const int16_t *weights, uint32_t pairs,
-                          __m128i shift, __m256i half, uint64_t place)
+FI_INLINE __m256i values_at(const int16_t *values)
 {
-    const __m256i zero = _mm256_setzero_si256();
+    return _mm256_loadu_si256((const __m256i *)values);
+}
+
+/* FI_RESIZE_VECTOR values of the result. */
+FI_INLINE __m256i weighted(const int16_t *const *rows, uint64_t place, const int16_t *weights,
+                           uint32_t pairs, __m128i shift, __m256i half)
+{
     __m256i a = half, b = half, c = half, d = half;
 
     for (uint32_t p = 0; p < pairs; p++) {
         const __m256i weight = pair_of_weights(weights + 2 * p);
-        const __m256i upper = _mm256_loadu_si256((const __m256i *)(rows[2 * p] + place));
-        const __m256i lower = _mm256_loadu_si256((const __m256i *)(rows[2 * p + 1] + place));
-        const __m256i low = _mm256_unpacklo_epi8(upper, lower);
-        const __m256i high = _mm256_unpackhi_epi8(upper, lower);
-        a = _mm256_add_epi32(a, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), weight));
-        b = _mm256_add_epi32(b, _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), weight));
-        c = _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), weight));
-        d = _mm256_add_epi32(d, _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), weight));
+        const int16_t *const upper = rows[2 * p] + place, *const lower = rows[2 * p + 1] + place;
+        const __m256i first = values_at(upper), second = values_at(lower);
+        const __m256i third = values_at(upper + 16), fourth = values_at(lower + 16);
+        a = _mm256_add_epi32(a, _mm256_madd_epi16(_mm256_unpacklo_epi16(first, second), weight));
+        b = _mm256_add_epi32(b, _mm256_madd_epi16(_mm256_unpackhi_epi16(first, second), weight));
+        c = _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_unpacklo_epi16(third, fourth), weight));
+        d = _mm256_add_epi32(d, _mm256_madd_epi16(_mm256_unpackhi_epi16(third, fourth), weight));
     }
     a = _mm256_packs_epi32(_mm256_srl_epi32(a, shift), _mm256_srl_epi32(b, shift));
     c = _mm256_packs_epi32(_mm256_srl_epi32(c, shift), _mm256_srl_epi32(d, shift));
-    return _mm256_packus_epi16(a, c);
+    return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, c), _MM_SHUFFLE(3, 1, 2, 0));
 }
 
-FI_TARGET static void down(const uint8_t *const *rows, uint64_t from, const int16_t *weights, uint32_t pairs,
-                           unsigned shift, uint64_t n, uint8_t *out)
+FI_TARGET static void down(const int16_t *const *rows, uint64_t from, const int16_t *weights,
+                           uint32_t pairs, unsigned shift, uint64_t n, uint8_t *out)
 {
     const __m128i bits = _mm_cvtsi32_si128((int)shift);
     const __m256i half = _mm256_set1_epi32(1 << (shift - 1));
-    uint64_t place = 0;
+    uint64_t v = 0;
 
-    for (; place + 32 <= n; place += 32) {
-        _mm256_storeu_si256((__m256i *)(out + place),
-                            down_32(rows, weights, pairs, bits, half, from + place));
+    for (; v + FI_RESIZE_VECTOR <= n; v += FI_RESIZE_VECTOR) {
+        _mm256_storeu_si256((__m256i *)(out + v),
+                            weighted(rows, from + v, weights, pairs, bits, half));
     }
-    if (place == n)
+    if (v == n)
         return;
-    if (n >= 32) { /* the last 32 once more, of which some are done */
-        _mm256_storeu_si256((__m256i *)(out + n - 32),
-                            down_32(rows, weights, pairs, bits, half, from + n - 32));
+    if (n >= FI_RESIZE_VECTOR) { /* the last ones once more, of which some are there */
+        v = n - FI_RESIZE_VECTOR;
+        _mm256_storeu_si256((__m256i *)(out + v),
+                            weighted(rows, from + v, weights, pairs, bits, half));
     } else {
-        uint8_t bytes[32];
-        _mm256_storeu_si256((__m256i *)bytes, down_32(rows, weights, pairs, bits, half, from));
-        memcpy(out, bytes, n);
+        uint8_t values[FI_RESIZE_VECTOR];
+        _mm256_storeu_si256((__m256i *)values, weighted(rows, from, weights, pairs, bits, half));
+        memcpy(out, values, n);
     }
 }
 
