@@ -91,8 +91,9 @@ static uint32_t weigh(const box_side *side, uint64_t number, double *weights, ui
         weights[n++] = 1;
         total = 1;
     }
+    total = 1 / total;
     for (uint32_t k = 0; k < n; k++)
-        weights[k] /= total;
+        weights[k] *= total;
     return n;
 }
 

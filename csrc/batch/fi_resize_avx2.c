@@ -1,4 +1,5 @@
-/* The loops of fi_resize for AVX2: two rows in the two lanes of a vector. */
+/* The loops of fi_resize for AVX2: two rows of pixels in the two lanes of a vector. AVX-512 gains nothing:
+ * what takes the time is to bring the pixels into place. */
 #include "batch/fi_resize_loops.h"
 
 #ifdef __x86_64__
@@ -21,6 +22,12 @@ FI_INLINE __m256i pair_of_weights(const int16_t *weights)
     return _mm256_set1_epi32(both);
 }
 
+/* Sums of 32 bits, each with the products of two times 16 bits. */
+FI_INLINE __m256i with_products(__m256i sums, __m256i values, __m256i weights)
+{
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(values, weights));
+}
+
 FI_INLINE __m256i two_rows(const uint8_t *first, const uint8_t *second)
 {
     return _mm256_inserti128_si256(
@@ -33,36 +40,37 @@ FI_INLINE __m256i both_lanes(__m128i lane)
     return _mm256_broadcastsi128_si256(lane);
 }
 
-/* A pixel of each row: red, green, blue and nothing, of 32 bits each. */
-FI_INLINE four_rows pixel(const fi_resize_axis *axis, const uint8_t *const *rows, uint64_t x,
-                          uint32_t pairs)
+/* Adds a pair of taps of each row: red, green, blue and nothing, of 32 bits each. `order` widens them
+ * to red, red, green, green, blue, blue of 16 bits. */
+FI_INLINE void add_pair(four_rows *sum, __m256i upper, __m256i lower, __m256i order,
+                        const int16_t *weights)
 {
-    /* red, red, green, green, blue, blue of two pixels, widened to 16 bits */
-    const __m256i even = both_lanes(
+    const __m256i weight = pair_of_weights(weights);
+
+    sum->upper = with_products(sum->upper, _mm256_shuffle_epi8(upper, order), weight);
+    sum->lower = with_products(sum->lower, _mm256_shuffle_epi8(lower, order), weight);
+}
+
+/* A pixel of each row: of `fours` times four taps, and two more if `odd`. */
+FI_INLINE four_rows pixel(const uint8_t *const *rows, uint64_t place, const int16_t *weights,
+                          __m256i half, uint32_t fours, bool odd)
+{
+    const __m256i first = both_lanes(
         _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
-    const __m256i odd = both_lanes(
+    const __m256i second = both_lanes(
         _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
-    const uint64_t first = 3 * (uint64_t)axis->firsts[x];
-    const int16_t *weights = axis->weights + x * axis->taps;
-    const __m256i half = _mm256_set1_epi32(1 << (axis->shift - 1));
+    const int16_t *const end = weights + 4 * fours;
     four_rows sum = {half, half};
 
-    for (uint32_t p = 0; p < pairs; p += 2) {
-        const uint64_t place = first + 6 * (uint64_t)p;
+    for (; weights != end; weights += 4, place += 12) {
         const __m256i upper = two_rows(rows[0] + place, rows[1] + place);
         const __m256i lower = two_rows(rows[2] + place, rows[3] + place);
-        __m256i weight = pair_of_weights(weights + 2 * p);
-        sum.upper = _mm256_add_epi32(
-            sum.upper, _mm256_madd_epi16(_mm256_shuffle_epi8(upper, even), weight));
-        sum.lower = _mm256_add_epi32(
-            sum.lower, _mm256_madd_epi16(_mm256_shuffle_epi8(lower, even), weight));
-        if (p + 1 == pairs)
-            break;
-        weight = pair_of_weights(weights + 2 * p + 2);
-        sum.upper = _mm256_add_epi32(
-            sum.upper, _mm256_madd_epi16(_mm256_shuffle_epi8(upper, odd), weight));
-        sum.lower = _mm256_add_epi32(
-            sum.lower, _mm256_madd_epi16(_mm256_shuffle_epi8(lower, odd), weight));
+        add_pair(&sum, upper, lower, first, weights);
+        add_pair(&sum, upper, lower, second, weights + 2);
+    }
+    if (odd) {
+        add_pair(&sum, two_rows(rows[0] + place, rows[1] + place),
+                 two_rows(rows[2] + place, rows[3] + place), first, weights);
     }
     return sum;
 }
@@ -103,16 +111,22 @@ FI_INLINE void put(int16_t *out, uint64_t stride, uint64_t x, uint64_t plane, co
     }
 }
 
-FI_INLINE void across_by(const fi_resize_axis *axis, const uint8_t *const *rows, int16_t *out,
-                         uint64_t stride, uint64_t plane, uint32_t pairs)
+FI_INLINE void across_by(const fi_resize_axis *axis, const uint8_t *const *sources, int16_t *out,
+                         uint64_t stride, uint64_t plane, uint32_t fours, bool odd)
 {
+    const uint8_t *const rows[] = {sources[0], sources[1], sources[2], sources[3]};
+    const __m256i half = _mm256_set1_epi32(1 << (axis->shift - 1));
     const __m128i shift = _mm_cvtsi32_si128((int)axis->shift);
+    const uint32_t taps = 4 * fours + 2 * odd;
+    const int16_t *weights = axis->weights;
 
     for (uint64_t x = 0; x < axis->n; x += FI_RESIZE_STEP) {
+        const uint32_t *const firsts = axis->firsts + x;
         __m256i upper[4], lower[4];
-        for (uint64_t k = 0; k < 4; k++) {
-            const four_rows left = pixel(axis, rows, x + 2 * k, pairs);
-            const four_rows right = pixel(axis, rows, x + 2 * k + 1, pairs);
+        for (int k = 0; k < 4; k++, weights += 2 * taps) {
+            const four_rows left = pixel(rows, 3 * (uint64_t)firsts[2 * k], weights, half, fours, odd);
+            const four_rows right =
+                pixel(rows, 3 * (uint64_t)firsts[2 * k + 1], weights + taps, half, fours, odd);
             upper[k] = two_pixels(left.upper, right.upper, shift);
             lower[k] = two_pixels(left.lower, right.lower, shift);
         }
@@ -125,11 +139,15 @@ FI_TARGET static void across(const fi_resize_axis *axis, const uint8_t *const *r
                              uint64_t stride, uint64_t plane)
 {
     switch (axis->taps) {
-    case 2: across_by(axis, rows, out, stride, plane, 1); break;
-    case 4: across_by(axis, rows, out, stride, plane, 2); break;
-    case 6: across_by(axis, rows, out, stride, plane, 3); break;
-    case 8: across_by(axis, rows, out, stride, plane, 4); break;
-    default: across_by(axis, rows, out, stride, plane, axis->taps / 2);
+    case 2: across_by(axis, rows, out, stride, plane, 0, true); break;
+    case 4: across_by(axis, rows, out, stride, plane, 1, false); break;
+    case 6: across_by(axis, rows, out, stride, plane, 1, true); break;
+    case 8: across_by(axis, rows, out, stride, plane, 2, false); break;
+    default:
+        if (axis->taps % 4 == 0)
+            across_by(axis, rows, out, stride, plane, axis->taps / 4, false);
+        else
+            across_by(axis, rows, out, stride, plane, axis->taps / 4, true);
     }
 }
 
@@ -149,10 +167,10 @@ FI_INLINE __m256i weighted(const int16_t *const *rows, uint64_t place, const int
         const int16_t *const upper = rows[2 * p] + place, *const lower = rows[2 * p + 1] + place;
         const __m256i first = values_at(upper), second = values_at(lower);
         const __m256i third = values_at(upper + 16), fourth = values_at(lower + 16);
-        a = _mm256_add_epi32(a, _mm256_madd_epi16(_mm256_unpacklo_epi16(first, second), weight));
-        b = _mm256_add_epi32(b, _mm256_madd_epi16(_mm256_unpackhi_epi16(first, second), weight));
-        c = _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_unpacklo_epi16(third, fourth), weight));
-        d = _mm256_add_epi32(d, _mm256_madd_epi16(_mm256_unpackhi_epi16(third, fourth), weight));
+        a = with_products(a, _mm256_unpacklo_epi16(first, second), weight);
+        b = with_products(b, _mm256_unpackhi_epi16(first, second), weight);
+        c = with_products(c, _mm256_unpacklo_epi16(third, fourth), weight);
+        d = with_products(d, _mm256_unpackhi_epi16(third, fourth), weight);
     }
     a = _mm256_packs_epi32(_mm256_srl_epi32(a, shift), _mm256_srl_epi32(b, shift));
     c = _mm256_packs_epi32(_mm256_srl_epi32(c, shift), _mm256_srl_epi32(d, shift));
