@@ -1,5 +1,5 @@
-/* The loops of fi_resize for AVX2: two rows of pixels in the two lanes of a vector. AVX-512 gains nothing:
- * what takes the time is to bring the pixels into place. */
+/* The loops of fi_resize for AVX2: two rows of pixels in the two lanes of a vector. Vectors of AVX-512, or its sums of
+ * products, gain nothing: what takes the time is to bring the pixels into place. */
 #include "batch/fi_resize_loops.h"
 
 #ifdef __x86_64__
@@ -11,8 +11,13 @@
 #define FI_INLINE FI_TARGET static inline __attribute__((always_inline))
 
 typedef struct {
-    __m256i upper, lower; /* rows 0 and 1, rows 2 and 3 */
+    __m256i upper, lower; /* of rows 0 and 1, and of rows 2 and 3 */
 } four_rows;
+
+FI_INLINE __m256i both_lanes(__m128i lane)
+{
+    return _mm256_broadcastsi128_si256(lane);
+}
 
 FI_INLINE __m256i pair_of_weights(const int16_t *weights)
 {
@@ -28,51 +33,42 @@ FI_INLINE __m256i with_products(__m256i sums, __m256i values, __m256i weights)
     return _mm256_add_epi32(sums, _mm256_madd_epi16(values, weights));
 }
 
-FI_INLINE __m256i two_rows(const uint8_t *first, const uint8_t *second)
+FI_INLINE four_rows pixels_at(const uint8_t *const *rows, uint64_t place)
 {
-    return _mm256_inserti128_si256(
-        _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)first)),
-        _mm_loadu_si128((const __m128i *)second), 1);
+    __m128i row[4];
+
+    for (int k = 0; k < 4; k++)
+        row[k] = _mm_loadu_si128((const __m128i *)(rows[k] + place));
+    return (four_rows){_mm256_inserti128_si256(_mm256_castsi128_si256(row[0]), row[1], 1),
+                       _mm256_inserti128_si256(_mm256_castsi128_si256(row[2]), row[3], 1)};
 }
 
-FI_INLINE __m256i both_lanes(__m128i lane)
-{
-    return _mm256_broadcastsi128_si256(lane);
-}
-
-/* Adds a pair of taps of each row: red, green, blue and nothing, of 32 bits each. `order` widens them
- * to red, red, green, green, blue, blue of 16 bits. */
-FI_INLINE void add_pair(four_rows *sum, __m256i upper, __m256i lower, __m256i order,
-                        const int16_t *weights)
+/* A pair of taps of each row. `order` widens it to red, red, green, green, blue, blue of 16 bits. */
+FI_INLINE void add_pair(four_rows *sums, four_rows pixels, __m256i order, const int16_t *weights)
 {
     const __m256i weight = pair_of_weights(weights);
 
-    sum->upper = with_products(sum->upper, _mm256_shuffle_epi8(upper, order), weight);
-    sum->lower = with_products(sum->lower, _mm256_shuffle_epi8(lower, order), weight);
+    sums->upper = with_products(sums->upper, _mm256_shuffle_epi8(pixels.upper, order), weight);
+    sums->lower = with_products(sums->lower, _mm256_shuffle_epi8(pixels.lower, order), weight);
 }
 
-/* A pixel of each row: of `fours` times four taps, and two more if `odd`. */
-FI_INLINE four_rows pixel(const uint8_t *const *rows, uint64_t place, const int16_t *weights,
-                          __m256i half, uint32_t fours, bool odd)
+/* A pixel of each row, red, green, blue and nothing of 32 bits: from `fours` times four taps, and two more if `odd`. */
+FI_INLINE four_rows pixel(const uint8_t *const *rows, uint64_t place, const int16_t *weights, __m256i half,
+                          uint32_t fours, bool odd)
 {
-    const __m256i first = both_lanes(
-        _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
-    const __m256i second = both_lanes(
-        _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
-    const int16_t *const end = weights + 4 * fours;
-    four_rows sum = {half, half};
+    const __m256i first = both_lanes(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+    const __m256i second = both_lanes(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
+    const int16_t *const end = weights + 4 * (uint64_t)fours;
+    four_rows sums = {half, half};
 
     for (; weights != end; weights += 4, place += 12) {
-        const __m256i upper = two_rows(rows[0] + place, rows[1] + place);
-        const __m256i lower = two_rows(rows[2] + place, rows[3] + place);
-        add_pair(&sum, upper, lower, first, weights);
-        add_pair(&sum, upper, lower, second, weights + 2);
+        const four_rows pixels = pixels_at(rows, place);
+        add_pair(&sums, pixels, first, weights);
+        add_pair(&sums, pixels, second, weights + 2);
     }
-    if (odd) {
-        add_pair(&sum, two_rows(rows[0] + place, rows[1] + place),
-                 two_rows(rows[2] + place, rows[3] + place), first, weights);
-    }
-    return sum;
+    if (odd)
+        add_pair(&sums, pixels_at(rows, place), first, weights);
+    return sums;
 }
 
 /* Two pixels of a row in each lane, of 16 bits a value. */
@@ -90,43 +86,38 @@ FI_INLINE void put_lanes(int16_t *out, uint64_t stride, __m256i values)
 /* Eight pixels of a row in each lane, two in each vector. */
 FI_INLINE void put(int16_t *out, uint64_t stride, uint64_t x, uint64_t plane, const __m256i *pixels)
 {
+    const __m256i close = both_lanes(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, -1, -1, -1, -1));
+
     if (plane == 0) {
-        const __m256i together = both_lanes(
-            _mm_setr_epi8(0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, -1, -1, -1, -1));
-        for (int k = 0; k < 4; k++) { /* each overwrites the 2 values that the last has beyond its own */
-            put_lanes(out + 3 * x + 6 * k, stride, _mm256_shuffle_epi8(pixels[k], together));
-        }
-    } else {
-        const __m256i even = _mm256_unpacklo_epi16(pixels[0], pixels[1]); /* red of 0 and 2, ... */
-        const __m256i odd = _mm256_unpackhi_epi16(pixels[0], pixels[1]);
-        const __m256i later_even = _mm256_unpacklo_epi16(pixels[2], pixels[3]);
-        const __m256i later_odd = _mm256_unpackhi_epi16(pixels[2], pixels[3]);
-        const __m256i red_green = _mm256_unpacklo_epi16(even, odd); /* red of 0 to 3, green */
-        const __m256i later_red_green = _mm256_unpacklo_epi16(later_even, later_odd);
-        put_lanes(out + x, stride, _mm256_unpacklo_epi64(red_green, later_red_green));
-        put_lanes(out + plane + x, stride, _mm256_unpackhi_epi64(red_green, later_red_green));
-        put_lanes(out + 2 * plane + x, stride,
-                  _mm256_unpacklo_epi64(_mm256_unpackhi_epi16(even, odd),
-                                        _mm256_unpackhi_epi16(later_even, later_odd)));
+        for (int k = 0; k < 4; k++) /* each over the 2 values that the last one has beyond its own */
+            put_lanes(out + 3 * x + 6 * k, stride, _mm256_shuffle_epi8(pixels[k], close));
+        return;
     }
+    const __m256i even = _mm256_unpacklo_epi16(pixels[0], pixels[1]), odd = _mm256_unpackhi_epi16(pixels[0], pixels[1]);
+    const __m256i next_even = _mm256_unpacklo_epi16(pixels[2], pixels[3]);
+    const __m256i next_odd = _mm256_unpackhi_epi16(pixels[2], pixels[3]);
+    const __m256i red_green = _mm256_unpacklo_epi16(even, odd), next = _mm256_unpacklo_epi16(next_even, next_odd);
+    const __m256i blue = _mm256_unpackhi_epi16(even, odd), next_blue = _mm256_unpackhi_epi16(next_even, next_odd);
+    put_lanes(out + x, stride, _mm256_unpacklo_epi64(red_green, next));
+    put_lanes(out + plane + x, stride, _mm256_unpackhi_epi64(red_green, next));
+    put_lanes(out + 2 * plane + x, stride, _mm256_unpacklo_epi64(blue, next_blue));
 }
 
-FI_INLINE void across_by(const fi_resize_axis *axis, const uint8_t *const *sources, int16_t *out,
-                         uint64_t stride, uint64_t plane, uint32_t fours, bool odd)
+FI_INLINE void across_by(const fi_resize_axis *axis, const uint8_t *const *sources, int16_t *out, uint64_t stride,
+                         uint64_t plane, uint32_t fours, bool odd)
 {
     const uint8_t *const rows[] = {sources[0], sources[1], sources[2], sources[3]};
     const __m256i half = _mm256_set1_epi32(1 << (axis->shift - 1));
     const __m128i shift = _mm_cvtsi32_si128((int)axis->shift);
-    const uint32_t taps = 4 * fours + 2 * odd;
+    const uint64_t taps = 4 * (uint64_t)fours + 2 * odd;
     const int16_t *weights = axis->weights;
 
     for (uint64_t x = 0; x < axis->n; x += FI_RESIZE_STEP) {
-        const uint32_t *const firsts = axis->firsts + x;
         __m256i upper[4], lower[4];
         for (int k = 0; k < 4; k++, weights += 2 * taps) {
-            const four_rows left = pixel(rows, 3 * (uint64_t)firsts[2 * k], weights, half, fours, odd);
-            const four_rows right =
-                pixel(rows, 3 * (uint64_t)firsts[2 * k + 1], weights + taps, half, fours, odd);
+            const uint32_t *const firsts = axis->firsts + x + 2 * k;
+            const four_rows left = pixel(rows, 3 * (uint64_t)firsts[0], weights, half, fours, odd);
+            const four_rows right = pixel(rows, 3 * (uint64_t)firsts[1], weights + taps, half, fours, odd);
             upper[k] = two_pixels(left.upper, right.upper, shift);
             lower[k] = two_pixels(left.lower, right.lower, shift);
         }
@@ -135,10 +126,10 @@ FI_INLINE void across_by(const fi_resize_axis *axis, const uint8_t *const *sourc
     }
 }
 
-FI_TARGET static void across(const fi_resize_axis *axis, const uint8_t *const *rows, int16_t *out,
-                             uint64_t stride, uint64_t plane)
+FI_TARGET static void across(const fi_resize_axis *axis, const uint8_t *const *rows, int16_t *out, uint64_t stride,
+                             uint64_t plane)
 {
-    switch (axis->taps) {
+    switch (axis->taps) { /* most crops have few, of which no loop is made */
     case 2: across_by(axis, rows, out, stride, plane, 0, true); break;
     case 4: across_by(axis, rows, out, stride, plane, 1, false); break;
     case 6: across_by(axis, rows, out, stride, plane, 1, true); break;
@@ -157,10 +148,11 @@ FI_INLINE __m256i values_at(const int16_t *values)
 }
 
 /* FI_RESIZE_VECTOR values of the result. */
-FI_INLINE __m256i weighted(const int16_t *const *rows, uint64_t place, const int16_t *weights,
-                           uint32_t pairs, __m128i shift, __m256i half)
+FI_INLINE __m256i weighted(const int16_t *const *rows, uint64_t place, const int16_t *weights, uint32_t pairs,
+                           unsigned shift)
 {
-    __m256i a = half, b = half, c = half, d = half;
+    const __m128i bits = _mm_cvtsi32_si128((int)shift);
+    __m256i a = _mm256_set1_epi32(1 << (shift - 1)), b = a, c = a, d = a;
 
     for (uint32_t p = 0; p < pairs; p++) {
         const __m256i weight = pair_of_weights(weights + 2 * p);
@@ -172,31 +164,20 @@ FI_INLINE __m256i weighted(const int16_t *const *rows, uint64_t place, const int
         c = with_products(c, _mm256_unpacklo_epi16(third, fourth), weight);
         d = with_products(d, _mm256_unpackhi_epi16(third, fourth), weight);
     }
-    a = _mm256_packs_epi32(_mm256_srl_epi32(a, shift), _mm256_srl_epi32(b, shift));
-    c = _mm256_packs_epi32(_mm256_srl_epi32(c, shift), _mm256_srl_epi32(d, shift));
-    return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, c), _MM_SHUFFLE(3, 1, 2, 0));
+    a = _mm256_packus_epi16(two_pixels(a, b, bits), two_pixels(c, d, bits));
+    return _mm256_permute4x64_epi64(a, _MM_SHUFFLE(3, 1, 2, 0));
 }
 
-FI_TARGET static void down(const int16_t *const *rows, uint64_t from, const int16_t *weights,
-                           uint32_t pairs, unsigned shift, uint64_t n, uint8_t *out)
+FI_TARGET static void down(const int16_t *const *rows, uint64_t from, const int16_t *weights, uint32_t pairs,
+                           unsigned shift, uint64_t n, uint8_t *out)
 {
-    const __m128i bits = _mm_cvtsi32_si128((int)shift);
-    const __m256i half = _mm256_set1_epi32(1 << (shift - 1));
-    uint64_t v = 0;
-
-    for (; v + FI_RESIZE_VECTOR <= n; v += FI_RESIZE_VECTOR) {
-        _mm256_storeu_si256((__m256i *)(out + v),
-                            weighted(rows, from + v, weights, pairs, bits, half));
+    for (uint64_t v = 0; n >= FI_RESIZE_VECTOR && v < n; v += FI_RESIZE_VECTOR) {
+        const uint64_t place = fi_min_u64(v, n - FI_RESIZE_VECTOR); /* the last ones may be done already */
+        _mm256_storeu_si256((__m256i *)(out + place), weighted(rows, from + place, weights, pairs, shift));
     }
-    if (v == n)
-        return;
-    if (n >= FI_RESIZE_VECTOR) { /* the last ones once more, of which some are there */
-        v = n - FI_RESIZE_VECTOR;
-        _mm256_storeu_si256((__m256i *)(out + v),
-                            weighted(rows, from + v, weights, pairs, bits, half));
-    } else {
+    if (n < FI_RESIZE_VECTOR) {
         uint8_t values[FI_RESIZE_VECTOR];
-        _mm256_storeu_si256((__m256i *)values, weighted(rows, from, weights, pairs, bits, half));
+        _mm256_storeu_si256((__m256i *)values, weighted(rows, from, weights, pairs, shift));
         memcpy(out, values, n);
     }
 }

@@ -43,31 +43,11 @@ void fi_shuffle_redraw(fi_unit *unit, const uint64_t *words, uint32_t bound, uin
 
 const fi_loops *fi_loops_of(int isa)
 {
-    switch (isa) {
-    case FI_ISA_GENERIC:
-        return &fi_loops_generic;
 #ifdef __x86_64__
-    case FI_ISA_AVX2:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") ? &fi_loops_avx2
-                                                                                : NULL;
-    case FI_ISA_AVX512:
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("bmi2")
-                   ? &fi_loops_avx512
-                   : NULL;
+    if (isa != FI_ISA_GENERIC && fi_has_isa(isa))
+        return isa == FI_ISA_AVX512 ? &fi_loops_avx512 : &fi_loops_avx2;
 #endif
-    default:
-        return NULL;
-    }
-}
-
-int fi_isa(void)
-{
-    int isa = FI_ISA_COUNT - 1;
-
-    while (fi_loops_of(isa) == NULL)
-        isa--;
-    return isa;
+    return isa == FI_ISA_GENERIC ? &fi_loops_generic : NULL;
 }
 
 fi_shuffle_plan fi_shuffle_plan_of(uint64_t n)

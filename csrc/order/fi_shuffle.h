@@ -31,20 +31,13 @@
 #define FI_SHUFFLE_H
 
 #include "base/fi_base.h"
+#include "base/fi_isa.h"
 #include "base/fi_mix.h"
 
 enum {
     FI_SHUFFLE_CELLS16,
     FI_SHUFFLE_CELLS32,
     FI_SHUFFLE_SCATTER
-};
-
-/* Instruction sets that the loops are compiled for. */
-enum {
-    FI_ISA_GENERIC,
-    FI_ISA_AVX2,
-    FI_ISA_AVX512,
-    FI_ISA_COUNT
 };
 
 #define FI_SHUFFLE_MAX UINT32_MAX
@@ -59,9 +52,6 @@ typedef struct {
 } fi_shuffle_plan;
 
 fi_shuffle_plan fi_shuffle_plan_of(uint64_t n);
-
-/* Best instruction set of this processor. */
-int fi_isa(void);
 
 /* Number of threads that are of use for n. */
 unsigned fi_shuffle_threads(uint64_t n);

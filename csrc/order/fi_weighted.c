@@ -276,7 +276,7 @@ int fi_race_run(int isa, const double *weights, uint32_t n, const fi_seed *seed,
 {
     fi_unit unit = words_begin(seed, stream, FI_PURPOSE_RACE);
 
-    if (fi_loops_of(isa) == NULL)
+    if (!fi_has_isa(isa))
         return FI_E_RANGE;
 #ifdef __x86_64__
     if (isa >= FI_ISA_AVX2)

@@ -7,6 +7,11 @@ from fastiter._clib.csrc_order cimport *
 from fastiter._clib.csrc_ring cimport *
 
 
+cdef extern from "base/fi_isa.h" nogil:
+    bint fi_has_isa(int isa)
+    int fi_isa()
+
+
 cdef extern from "base/fi_base.h" nogil:
     enum:
         FI_OK

@@ -144,5 +144,4 @@ cdef extern from "batch/fi_resize.h" nogil:
         void *out
         bint planes, mirror
 
-    bint fi_resize_fits(const fi_resize_task *task)
     int fi_resize(const fi_resize_task *task, int isa)

@@ -15,7 +15,6 @@ cdef extern from "order/fi_shuffle.h" nogil:
     ctypedef struct fi_seed:
         uint64_t words[2]
     fi_seed fi_seed_mixed(const fi_seed *seed, uint64_t number)
-    int fi_isa()
     unsigned int fi_shuffle_threads(uint64_t n)
     int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream,
                    unsigned int threads)

@@ -36,7 +36,7 @@ cdef unsigned int MOST_THREADS = 8  # by default: with more, memory is the limit
 ROUNDS = FI_VIRTUAL_ROUNDS
 WEIGHTS_MAX = FI_WEIGHTED_MAX
 SHUFFLE_MAX = FI_SHUFFLE_MAX
-ISA = fi_isa()  # the best instruction set of this processor, numbered as in csrc/order/fi_shuffle.h
+ISA = fi_isa()  # the best instruction set of this processor, numbered as in csrc/base/fi_isa.h
 
 
 cdef cnp.ndarray empty_order(Py_ssize_t n):
