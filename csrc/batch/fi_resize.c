@@ -10,7 +10,7 @@
 enum {
     MOST_BITS = 22, /* of weights: 255 << 23, and a half that rounds, stay below 2^31 */
     ROW_BITS = 7,   /* behind the point, of rows that were resized along themselves, at most */
-    LARGEST_WEIGHT = INT16_MAX - 1 /* rounding may add 1 */
+    LARGEST_WEIGHT = INT16_MAX - 1 /* the rounding of sums may add 1 */
 };
 
 /* A side of the box, and how it becomes a side of the result. */
@@ -88,16 +88,15 @@ static uint32_t weigh(const box_side *side, uint64_t number, double *weights, ui
  * neighbours do not add up. */
 static void fill_axis(fi_resize_axis *axis, const box_side *side, double *exact)
 {
-    double largest = 0;
+    /* A box holds the pixels within half a support of each centre, of which none counts less than half as much as
+     * another. The window does not matter: its pixels are those of the whole result. */
+    const double largest = fmin(1, 2 / floor(side->support));
     uint32_t most = 0;
 
     for (uint64_t x = 0; x < side->n; x++) {
-        double *const own = exact + x * side->most;
         const uint64_t number = side->corner + (side->mirror ? side->n - 1 - x : x);
-        axis->counts[x] = weigh(side, number, own, &axis->firsts[x]);
+        axis->counts[x] = weigh(side, number, exact + x * side->most, &axis->firsts[x]);
         most = axis->counts[x] > most ? axis->counts[x] : most;
-        for (uint32_t k = 0; k < axis->counts[x]; k++)
-            largest = own[k] > largest ? own[k] : largest;
     }
     axis->n = side->padded;
     axis->taps = (uint32_t)fi_align_up(most, 2);

@@ -4,7 +4,6 @@ import numpy as np
 import numpy.typing as npt
 
 ISA: int
-MOST: int
 
 def resize_into(
     pixels: npt.NDArray[np.uint8],

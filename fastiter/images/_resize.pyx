@@ -3,39 +3,39 @@
 cimport numpy as cnp
 from libc.stdint cimport uint8_t, uint64_t
 
-from fastiter._clib.csrc cimport FI_OK, FI_RESIZE_MOST, fi_isa, fi_resize, fi_resize_fits, fi_resize_task
+from fastiter._clib.csrc cimport FI_E_RANGE, FI_RESIZE_MOST, fi_has_isa, fi_isa, fi_resize, fi_resize_task
 from fastiter._clib.numpy_api cimport (
-    bytes_of, dims_of, is_contiguous, is_native, ndim_of, type_num_of)
+    bytes_of, dims_of, is_contiguous, is_native, itemsize_of, ndim_of, type_num_of)
 
 import numpy
 
 cnp.import_array()
 
-ISA = fi_isa()  # the best instruction set of this processor, numbered as in csrc/order/fi_shuffle.h
-MOST = FI_RESIZE_MOST
+ISA = fi_isa()  # the best instruction set of this processor, numbered as in csrc/base/fi_isa.h
 
 
 cdef str seen(value):
     if not isinstance(value, numpy.ndarray):
         return f"a {type(value).__name__}"
-    layout = "" if value.flags.c_contiguous else ", not contiguous"
-    return f"{value.dtype} {value.shape}{layout}"
+    flags = {"not contiguous": value.flags.c_contiguous, "not aligned": value.flags.aligned,
+             "read-only": value.flags.writeable}
+    return ", ".join([f"{value.dtype} {value.shape}", *(name for name, absent in flags.items() if not absent)])
 
 
 cdef bint is_plain(value, int type_num, int ndim) except -1:
     cdef cnp.PyArrayObject *array = <cnp.PyArrayObject *>value
     return isinstance(value, numpy.ndarray) and type_num_of(array) == type_num and is_native(array) and (
-        ndim_of(array) == ndim and is_contiguous(array))
+        ndim_of(array) == ndim and is_contiguous(array) and <size_t>bytes_of(array) % itemsize_of(array) == 0)
 
 
 cdef int read_pair(str name, values, uint64_t *pair) except -1:
     cdef Py_ssize_t first, second
     try:
         first, second = values
-    except OverflowError:
+    except (TypeError, ValueError, OverflowError):
         first = second = -1
     if first < 0 or second < 0:
-        raise ValueError(f"{name} must be two numbers of pixels that are not negative, not {values!r}")
+        raise ValueError(f"{name} must be two integers, pixels from 0 on, not {values!r}") from None
     pair[0], pair[1] = first, second
 
 
@@ -94,23 +94,26 @@ def resize_into(pixels, box, size, corner, out, flip=False, table=None, *, bint 
     image = <cnp.PyArrayObject *>pixels
     task.pixels = <const uint8_t *>bytes_of(image)
     task.height, task.width = dims_of(image)[0], dims_of(image)[1]
-    task.left, task.top, task.right, task.bottom = box
+    try:
+        task.left, task.top, task.right, task.bottom = box
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"box must be four numbers: left, top, right, bottom; not {box!r}") from None
     read_pair("size", size, task.size)
     read_pair("corner", corner, task.corner)
     image = <cnp.PyArrayObject *>out
     task.out = bytes_of(image)
     task.window[0], task.window[1] = dims_of(image)[rows], dims_of(image)[rows + 1]
     task.planes, task.mirror = planes, flip
-    if not fi_resize_fits(&task):
+    if not fi_has_isa(isa):
+        raise ValueError(f"isa must be a number below {ISA + 1}, which this processor has, not {isa}")
+    with nogil:
+        status = fi_resize(&task, isa)
+    if status == FI_E_RANGE:
         raise ValueError(
             f"box {tuple(box)} must be an area within the {task.height} x {task.width} pixels, and "
             f"the window of {task.window[0]} x {task.window[1]} at {tuple(corner)} within the "
-            f"result of {task.size[0]} x {task.size[1]}; sides are 1 to {MOST} pixels")
-    with nogil:
-        status = fi_resize(&task, isa)
-    if status > 0:
+            f"result of {task.size[0]} x {task.size[1]}; sides are 1 to {FI_RESIZE_MOST} pixels")
+    if status:
         raise MemoryError(
-            f"no memory for the weights that resize {task.height} x {task.width} pixels to "
+            f"no memory for the weights and rows that resize {task.height} x {task.width} pixels to "
             f"{task.size[0]} x {task.size[1]}")
-    if status != FI_OK:
-        raise ValueError(f"isa {isa} is not one that this processor has")
