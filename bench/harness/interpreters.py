@@ -41,6 +41,8 @@ MODULES = {
     "spdl": ("spdl.pipeline", "spdl-core"),
     "paddle": ("paddle.reader", "paddlepaddle"),
     "numpy": ("numpy", "numpy"),
+    "pillow": ("PIL.Image", "pillow"),
+    "opencv": ("cv2", "opencv-python-headless"),
     "python": ("multiprocessing", "python"),
 }
 FAMILIES = tuple(MODULES)

@@ -11,7 +11,7 @@ enum {
     FI_RESIZE_VECTOR = 32  /* bytes of the result that are written at once, where there are so many */
 };
 
-/* How the pixels of a row, or the rows, of the result are made: as weighted sums of `taps` neighbours. Those that one
+/* The weighted sums of `taps` neighbours that the pixels of a row, or the rows, of the result are. Neighbours that one
  * does not need have the weight 0. The weights of one are a power of two together, so that one colour stays as it
  * is, and no sum takes more than 31 bits. */
 typedef struct {

@@ -1,1 +1,1 @@
-"""Images for training."""
+"""Images for training: decoded, cropped, resized and laid out in one pass, in the workers."""

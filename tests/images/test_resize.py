@@ -58,7 +58,7 @@ def resized(
     planes: bool = False,
     isa: int = ISA,
 ) -> np.ndarray:
-    """What `resize_into` gives, as (h, w, 3)."""
+    """The result of `resize_into`, as (h, w, 3)."""
     h, w = window or size
     out = np.full((3, h, w) if planes else (h, w, 3), 7, np.uint8)
     resize_into(pixels, box, size, corner, out, flip, planes=planes, isa=isa)

@@ -25,7 +25,7 @@ LAYERS = {
     "workers, which executors use": ("_workers", "_threads"),
     "loop and executors": ("_engine",),
     "public names": (
-        *("dataset", "datasets", "iterators", "tokens", "reader", "random", "kernels"),
+        *("dataset", "datasets", "images", "iterators", "tokens", "reader", "random", "kernels"),
         *("ray", "interop", "torch", "__init__"),
     ),
     "commands": ("_cli", "__main__"),
@@ -33,12 +33,12 @@ LAYERS = {
 ORDER = tuple(package for packages in LAYERS.values() for package in packages)
 # One file for each public class, and what these share.
 MANY_SOURCES = {"fastiter/datasets", "fastiter/iterators"}
-ENTRIES = 27  # of fastiter/, folders and files
+ENTRIES = 28  # of fastiter/, folders and files
 # Most lines of each package of fastiter/, with stubs, of its files beside packages, and of csrc/
 # without the model. They are to fall; a higher number needs a decision page.
 CEILINGS = {
     "_cli": 3_020,
-    "_clib": 1_850,
+    "_clib": 1_880,
     "_collate": 1_550,
     "_device": 910,
     "_engine": 1_310,
@@ -50,10 +50,11 @@ CEILINGS = {
     "_threads": 1_440,
     "_util": 1_120,
     "_workers": 4_740,
-    "csrc": 9_250,
+    "csrc": 9_830,
     "dataset": 1_580,
     "datasets": 4_050,
     "files": 570,
+    "images": 800,
     "interop": 500,
     "iterators": 4_900,
     "ray": 1_150,
