@@ -136,7 +136,7 @@ static void lay_axis(resizing *work, fi_resize_axis *axis, const box_side *side)
     axis->weights = part(work, side->padded * side->most, sizeof *axis->weights);
 }
 
-/* No product overflows: of an axis, results times neighbours are at most 2 * count + 11 * n. */
+/* No product overflows: results times neighbours of an axis are below 2^34, rows times their values below 2^60. */
 static void lay_out(resizing *work)
 {
     const box_side *const columns = &work->columns, *const rows = &work->rows;
