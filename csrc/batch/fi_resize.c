@@ -115,7 +115,7 @@ static void fill_axis(fi_resize_axis *axis, const box_side *side, double *exact)
         }
     }
     for (uint64_t x = side->n; x < axis->n; x++) {
-        axis->firsts[x] = axis->firsts[0];
+        axis->firsts[x] = axis->firsts[side->n - 1];
         axis->counts[x] = 0;
     }
 }
@@ -155,18 +155,18 @@ static void lay_out(resizing *work)
     work->values = part(work, 3 * columns->n, 1);
 }
 
-/* FI_RESIZE_ROWS rows of the box from `row` on, of which the last repeats. */
+/* FI_RESIZE_ROWS rows of the box from `row` on; the last one of the box repeats. */
 static void resize_rows(const resizing *work, uint64_t row, int16_t *out)
 {
     const fi_resize_task *const task = work->task;
     const uint64_t bytes = 3 * task->height * task->width, own = 3 * work->columns.count;
-    const uint8_t *rows[FI_RESIZE_ROWS];
+    const uint8_t *rows[2 * FI_RESIZE_ROWS];
 
-    for (uint64_t k = 0; k < FI_RESIZE_ROWS; k++) {
+    for (uint64_t k = 0; k < 2 * FI_RESIZE_ROWS; k++) {
         const uint64_t number = work->rows.first + fi_min_u64(row + k, work->rows.count - 1);
         const uint64_t place = 3 * (number * task->width + work->columns.first);
         rows[k] = task->pixels + place;
-        if (place + work->reach > bytes) { /* near the end of the pixels */
+        if (k < FI_RESIZE_ROWS && place + work->reach > bytes) { /* near the end of the pixels */
             uint8_t *const copy = work->copies + k * work->reach;
             memcpy(copy, rows[k], own);
             memset(copy + own, 0, work->reach - own);

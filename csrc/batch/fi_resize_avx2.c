@@ -107,19 +107,26 @@ FI_INLINE void across_by(const fi_resize_axis *axis, const uint8_t *const *sourc
                          uint64_t plane, uint32_t fours, bool odd)
 {
     const uint8_t *const rows[] = {sources[0], sources[1], sources[2], sources[3]};
+    const uint8_t *const *const later = sources + FI_RESIZE_ROWS;
     const __m256i half = _mm256_set1_epi32(1 << (axis->shift - 1));
     const __m128i shift = _mm_cvtsi32_si128((int)axis->shift);
     const uint64_t taps = 4 * (uint64_t)fours + 2 * odd;
     const int16_t *weights = axis->weights;
 
     for (uint64_t x = 0; x < axis->n; x += FI_RESIZE_STEP) {
+        const uint64_t left = axis->firsts[x], right = axis->firsts[x + FI_RESIZE_STEP - 1]; /* or mirrored */
+        const uint64_t end = 3 * fi_max_u64(left, right);
         __m256i upper[4], lower[4];
+        for (uint64_t place = 3 * fi_min_u64(left, right); place <= end; place += FI_CACHE_LINE) {
+            for (int k = 0; k < FI_RESIZE_ROWS; k++) /* processors foresee a row, but not its start */
+                __builtin_prefetch(later[k] + place);
+        }
         for (int k = 0; k < 4; k++, weights += 2 * taps) {
             const uint32_t *const firsts = axis->firsts + x + 2 * k;
-            const four_rows left = pixel(rows, 3 * (uint64_t)firsts[0], weights, half, fours, odd);
-            const four_rows right = pixel(rows, 3 * (uint64_t)firsts[1], weights + taps, half, fours, odd);
-            upper[k] = two_pixels(left.upper, right.upper, shift);
-            lower[k] = two_pixels(left.lower, right.lower, shift);
+            const four_rows a = pixel(rows, 3 * (uint64_t)firsts[0], weights, half, fours, odd);
+            const four_rows b = pixel(rows, 3 * (uint64_t)firsts[1], weights + taps, half, fours, odd);
+            upper[k] = two_pixels(a.upper, b.upper, shift);
+            lower[k] = two_pixels(a.lower, b.lower, shift);
         }
         put(out, stride, x, plane, upper);
         put(out + 2 * stride, stride, x, plane, lower);

@@ -24,8 +24,9 @@ typedef struct {
 } fi_resize_axis;
 
 typedef struct {
-    /* FI_RESIZE_ROWS rows along themselves. Row k goes to out + k * stride: as planes that begin `plane` values from
-     * each other, or with plane 0 as pixels of 3 values, and up to 2 values beyond. */
+    /* FI_RESIZE_ROWS rows along themselves; as many follow that come next, and can be fetched meanwhile. Row k goes to
+     * out + k * stride: as planes that begin `plane` values from each other, or with plane 0 as pixels of 3 values,
+     * and up to 2 values beyond. */
     void (*across)(const fi_resize_axis *axis, const uint8_t *const *rows, int16_t *out, uint64_t stride,
                    uint64_t plane);
     /* out[v], for v < n: the weighted sum of rows[t][from + v] for `pairs` of taps. FI_RESIZE_VECTOR values of a row
