@@ -1,9 +1,9 @@
 """Crop and resize of decoded images, to planes of uint8: the crops of RandomResizedCrop(224).
 
-Images of 500x375 and 2000x1500, a crop of another image in each call, on one thread. Ours writes planes into an
-output that is there; the peers make theirs: torchvision a tensor of what its decoder gives (planes that lie
-interleaved), Pillow and OpenCV interleaved pixels. OpenCV's INTER_AREA is another filter, and not the same where a
-crop is smaller than the result.
+Images of 500x375 and 2000x1500, a crop of another image in each call, on one thread. Ours writes
+planes into an output that is there; the peers make theirs: torchvision a tensor of what its decoder
+gives (planes that lie interleaved), Pillow and OpenCV interleaved pixels. OpenCV's INTER_AREA is
+another filter.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def _fastiter(generic: bool = False) -> Callable[[Any], Any]:
     isa = 0 if generic else ISA
 
     def run(crop: Any) -> np.ndarray:
-        resize_into(*crop, (SIDE, SIDE), (0, 0), out, planes=True, isa=isa)
+        pixels, box = crop
+        resize_into(pixels, box, (SIDE, SIDE), (0, 0), out, planes=True, isa=isa)
         return out
 
     return run
@@ -70,7 +71,8 @@ def _fastiter_floats() -> Callable[[Any], Any]:
     table = np.tile(np.arange(256, dtype=np.float32), (3, 1))
 
     def run(crop: Any) -> np.ndarray:
-        resize_into(*crop, (SIDE, SIDE), (0, 0), out, False, table, planes=True)
+        pixels, box = crop
+        resize_into(pixels, box, (SIDE, SIDE), (0, 0), out, False, table, planes=True)
         return out
 
     return run
@@ -121,7 +123,8 @@ def _weights(begin: int, end: int) -> np.ndarray:
     centres = (np.arange(SIDE)[:, None] + 0.5) * scale
     weights = 1 - np.abs(np.arange(end - begin) + 0.5 - centres) / max(scale, 1)
     weights = np.maximum(weights, 0)
-    return weights / weights.sum(1, keepdims=True)
+    normed: np.ndarray = weights / weights.sum(1, keepdims=True)
+    return normed
 
 
 def _check(result: Any, source: Any) -> None:

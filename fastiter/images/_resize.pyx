@@ -109,10 +109,11 @@ def resize_into(pixels, box, size, corner, out, flip=False, table=None, *, bint 
     with nogil:
         status = fi_resize(&task, isa)
     if status == FI_E_RANGE:
+        edges, place = (task.left, task.top, task.right, task.bottom), (task.corner[0], task.corner[1])
         raise ValueError(
-            f"box {tuple(box)} must be an area within the {task.height} x {task.width} pixels, and "
-            f"the window of {task.window[0]} x {task.window[1]} at {tuple(corner)} within the "
-            f"result of {task.size[0]} x {task.size[1]}; sides are 1 to {FI_RESIZE_MOST} pixels")
+            f"box {edges} must be an area within the {task.height} x {task.width} pixels, and the "
+            f"window of {task.window[0]} x {task.window[1]} at {place} within the result of "
+            f"{task.size[0]} x {task.size[1]}; sides are 1 to {FI_RESIZE_MOST} pixels")
     if status:
         raise MemoryError(
             f"no memory for the weights and rows that resize {task.height} x {task.width} pixels to "
