@@ -7,6 +7,11 @@
 
 #include "batch/fi_resize_loops.h"
 
+/* Products and sums are rounded one by one on each machine. gcc does so when told -std=c11. */
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#endif
+
 enum {
     MOST_BITS = 22, /* of weights: 255 << 23, and a half that rounds, stay below 2^31 */
     ROW_BITS = 7,   /* behind the point, of rows that were resized along themselves, at most */
