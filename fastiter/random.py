@@ -141,11 +141,14 @@ def example_rng(
     256 bits hashed from the arguments.
 
     Without arguments, in a dataset's ``__getitem__``, it is the generator of the example that an
-    iterator is fetching, made from the iterator's seed, the epoch, and the index that the iterator
-    passes. The seed is that of the order sampler. If the sampler has no seed, the iterator derives
-    one, when it is created, from the state of the generator that shuffles (or NumPy's global
-    generator). The seed is kept in snapshots, copies and pickles, and `reset` changes it. Each
-    call for an example gives the same numbers again, so create one generator and pass it on.
+    iterator or `fastiter.torch.DataLoader` is fetching, made from the iterator's seed, the epoch,
+    and the index that the iterator passes. In the loader it follows from the seed of the pass,
+    which torch's generator gives, and the example's place in it; with a sampler of fastiter's it is
+    that of the iterators. The seed is that of the order sampler. If the sampler has no seed, the
+    iterator derives one, when it is created, from the state of the generator that shuffles (or
+    NumPy's global generator). The seed is kept in snapshots, copies and pickles, and `reset`
+    changes it. Each call for an example gives the same numbers again, so create one generator and
+    pass it on.
 
     Parameters
     ----------
@@ -167,7 +170,8 @@ def example_rng(
         If ``seed``, ``epoch`` or ``index`` is out of range.
     RuntimeError
         Without arguments, where no iterator is fetching one example: in ``__getitems__`` (a
-        `TransformDataset` is fine, over what has it), in a converter, or outside.
+        `TransformDataset` is fine, over what has it, and ``decode=`` of an `ArrowDataset`), in a
+        converter or collate function, or outside.
 
     Examples
     --------

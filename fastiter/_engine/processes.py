@@ -63,7 +63,7 @@ class ProcessExecutor:
         self._timer = timer
         self._policy = policy
         self._is_seeded = is_seeded
-        self.seed = seed
+        self._seed = seed
         self._finish = finish
         #: of a pool that is gone, or before there is one
         self._last = LoaderStats("processes", n_workers, n_prefetch)
@@ -100,6 +100,17 @@ class ProcessExecutor:
         plans.rewind()
         new_pool: Any = self._new_pool and self._new_pool()
         return self.use(new_pool(n_rows, self.n_workers, self.n_prefetch))
+
+    @property
+    def seed(self) -> Seed:
+        """Seed of the examples' random numbers."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: Seed) -> None:
+        self._seed = seed
+        if self.pool is not None:
+            self.pool.ring.seed = seed
 
     def use(self, pool: Pool) -> Pool:
         """Take a new pool."""
@@ -219,7 +230,6 @@ class ProcessExecutor:
         pool = self.pool
         if pool is not None and pool.is_own:
             pool.ring.reset()
-            pool.ring.seed = self.seed
 
     def interrupt(self) -> None:
         if self.pool is not None and self.pool.is_own:

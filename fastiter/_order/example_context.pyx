@@ -65,7 +65,7 @@ cdef class ExampleContext:
         if self.counter is None:
             return None
         row = self.counter.row if self.rows is None else self.rows[self.counter.row]
-        return self.seed, self.plan.epoch_of(row), int(self.plan.indices[row])
+        return self.seed, *self.plan.key_of(row)
 
     def own_seed(self):
         """The seed of the current example; of the converter, if none is being fetched."""
@@ -121,10 +121,16 @@ def each(values):
     return counter.values
 
 
-def key():
-    """Seed, epoch and dataset index of the current example; RuntimeError without one."""
+def current_key():
+    """Seed, epoch and dataset index of the current example; None without one."""
     context = current()
     found = None if context is None else context.key()
+    return None if found is None else (found[0], found[1], found[2] & 0xFFFFFFFFFFFFFFFF)
+
+
+def key():
+    """The same; RuntimeError without one."""
+    found = current_key()
     if found is None:
         raise RuntimeError(
             "example_rng() without arguments works only in a dataset's __getitem__, while an "

@@ -22,6 +22,7 @@ class Plan:
         worker: int = -1,
         *,
         origin: tuple[int, int, int] | None = None,
+        first: int = -1,
         number: int = 0,
         n_valid: int | None = None,
         seeds: bytes | None = None,
@@ -45,9 +46,12 @@ class Plan:
     @property
     def epoch_size(self) -> int: ...
     @property
+    def first(self) -> int: ...
+    @property
     def number(self) -> int: ...
     @property
     def n_rows(self) -> int: ...
+    def key_of(self, row: int) -> tuple[int, int]: ...
     n_valid: int
     n_valid_dropped: int
     @property

@@ -63,6 +63,8 @@ cdef class Plan:
         converter; None if they are not seeded
     epoch, position, epoch_size : the last ``position`` rows are of ``epoch``, the ``epoch_size``
         rows before them of the epoch before, and so on
+    first : number of the first row; its random numbers, and those of the rows after it, belong to
+        these numbers in place of the epoch; -1: to the epoch
     number : number of the batch in the epoch in which it begins, from 0, for messages
     n_valid : number of rows, from the first on, that are no repetitions to fill an epoch up; all
         rows of a batch that is made as a whole, which has one index
@@ -72,15 +74,16 @@ cdef class Plan:
     """
 
     def __cinit__(self):
-        self.worker = -1
+        self.worker = self.first = -1
 
     def __init__(self, indices, state, error=None, request=None, int worker=-1, *, origin=None,
-                 number=0, n_valid=None, seeds=None):
+                 first=-1, number=0, n_valid=None, seeds=None):
         self.indices = indices
         self.state = state
         self.error = error
         self.request = request
         self.worker = worker
+        self.first = first
         self.number = number
         self.seeds = seeds
         if indices is not None:
@@ -128,11 +131,16 @@ cdef class Plan:
         cdef int64_t before = cnp.PyArray_SIZE(self.indices) - row - self.position
         return self.epoch if before <= 0 else max(0, self.epoch - 1 - (before - 1) // self.epoch_size)
 
+    def key_of(self, int64_t row):
+        """Key of a row's random numbers, under one seed: its epoch, or its number; and its index in
+        the dataset."""
+        return self.epoch_of(row) if self.first < 0 else self.first + row, int(self.indices[row])
+
     def values(self):
         """Arguments of the constructor for a plan of the same batch, without work and outcome."""
         return (self.indices, self.state), {
-            "origin": (self.epoch, self.position, self.epoch_size), "number": self.number,
-            "n_valid": self.n_valid, "seeds": self.seeds}
+            "origin": (self.epoch, self.position, self.epoch_size), "first": self.first,
+            "number": self.number, "n_valid": self.n_valid, "seeds": self.seeds}
 
 
 cdef class PlanQueue:

@@ -7,4 +7,4 @@ cdef class TurnPlanQueue(PlanQueue):
     cdef readonly Py_ssize_t n_workers
     cdef readonly int64_t rows
     cdef public object order, cutter
-    cdef public bint is_overtaking
+    cdef public bint is_overtaking, counts_rows

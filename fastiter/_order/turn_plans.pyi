@@ -11,6 +11,7 @@ class TurnPlanQueue(PlanQueue):
     order: NDArray[np.int64] | int | None
     cutter: Any
     is_overtaking: bool
+    counts_rows: bool
     def __init__(self, state: Any, n_workers: int, rows: int) -> None: ...
     @property
     def n_workers(self) -> int: ...

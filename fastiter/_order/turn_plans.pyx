@@ -32,13 +32,14 @@ cdef class TurnPlanQueue(PlanQueue):
         ``_advance(state)``, as it does those that the order is too short for
     cutter : any object that has this attribute, which is read for each batch
     is_overtaking : whether complete batches may come before others now
+    counts_rows : whether the random numbers of the rows belong to their numbers, not to the epoch
     """
 
     def __init__(self, state, Py_ssize_t n_workers, int64_t rows):
         super().__init__(state, 1, False)
         self.n_workers = n_workers
         self.rows = rows
-        self.is_overtaking = False
+        self.is_overtaking = self.counts_rows = False
 
     cpdef bint overtakes(self):
         return self.is_overtaking
@@ -71,6 +72,7 @@ cdef class TurnPlanQueue(PlanQueue):
         plan.worker = worker
         plan.number = number
         plan.n_valid = size
-        plan.epoch, plan.position = item(after, EPOCH), number + 1
+        plan.epoch, plan.position = item(after, EPOCH), size  # all rows are of one epoch
+        plan.first = start if self.counts_rows else -1
         plan.epoch_size = item(after, EPOCH_SIZE)
         return plan

@@ -135,6 +135,9 @@ cdef class BatchScheduler(ParentRing):
         origin.seed[0], origin.seed[1] = self.seed
         origin.position, origin.epoch = plan.position, plan.epoch
         origin.epoch_size = plan.epoch_size
+        if plan.first >= 0:  # each row has its number in place of an epoch
+            origin.epoch = plan.first + cnp.PyArray_SIZE(indices) - 1
+            origin.position = origin.epoch_size = 1
         fields = self.schema if plan.request is None else None
         schema = 0 if fields is None else self.schema_number
         message = plan.seeds if plan.request is None else plan.request

@@ -16,6 +16,7 @@ from fastiter._fetch import arrow_types, row_groups
 from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
 from fastiter._fetch.file_signs import another_file
 from fastiter._fetch.row_groups import RowGroups
+from fastiter._order import example_context
 from fastiter._util.arguments import checked_choice
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
@@ -207,8 +208,8 @@ class ArrowDataset(DatasetMixin):
             return examples  # type: ignore[no-any-return]
         if self.mode is None:
             (decode,) = self._decode.values()
-            return [decode(value) for value in examples]
-        for example in examples:
+            return [decode(value) for value in example_context.each(examples)]
+        for example in example_context.each(examples):
             for name, decode in self._decode.items():
                 example[name] = decode(example[name])
         return examples  # type: ignore[no-any-return]

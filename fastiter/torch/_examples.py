@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fastiter._fetch.seeded import SeededExamples
+from fastiter._order.example_context import ExampleContext
 from fastiter._plan.state import SkipState
 from fastiter._util.failures import Failure, is_skippable
 from fastiter.iterators._skips import SkipPolicy
 from fastiter.torch._keys import keys_of
 
 if TYPE_CHECKING:
+    from fastiter._order.example_context import Seed
     from fastiter._order.plan import Plan
 
 
@@ -65,28 +69,73 @@ class KeyPolicy(SkipPolicy):
         plan.progress = plan.progress._replace(skips=skips)
 
 
-def examples_of(dataset: Any, keys: Sequence[Any]) -> tuple[list[Any], list[tuple[int, Exception]]]:
-    """Fetch examples as torch's fetcher does, one by one where the call for all fails.
+class Numbered:
+    """A batch's keys, and the numbers of the examples that are fetched by them.
 
-    Returns the examples of the keys that have not failed, and place and exception of each other.
+    Parameters
+    ----------
+    keys : of the sampler; one of them, unless ``is_batch``.
+    origin : (seed, number, step)
+        Seed of the examples' random numbers, what those of the first example belong to, and how
+        much more it is with each example that follows.
     """
-    if callable(getattr(dataset, "__getitems__", None)):
-        try:
-            return dataset.__getitems__([*keys]), []
-        except Exception as error:
-            if len(keys) == 1 or not is_skippable(error):
-                return [], [(0, error)]
-    examples: list[Any] = []
-    failed: list[tuple[int, Exception]] = []
-    for place, key in enumerate(keys):
-        try:
-            if hasattr(type(dataset), "__getitem__"):
-                examples.append(dataset[key])
-            else:
-                examples.append(dataset.__getitems__([key])[0])
-        except Exception as error:
-            failed.append((place, error))
-    return examples, failed
+
+    row = 0  #: of the example that is fetched
+
+    def __init__(self, keys: Any, is_batch: bool, origin: tuple[Seed, int, int]) -> None:
+        self._given, self._is_batch = keys, is_batch
+        self.keys = keys if is_batch else [keys]
+        self._seed, self._first, self._step = origin
+        self._context = ExampleContext(self._seed, self, self)
+
+    def __iter__(self) -> Iterator[Any]:
+        for row, key in enumerate(self.keys):
+            self.row = row
+            yield key
+
+    def key_of(self, row: int) -> tuple[int, int]:
+        """Key of a row's random numbers."""
+        key = self.keys[row]
+        index = int(key) if isinstance(key, (int, np.integer)) else 0
+        return self._first + row * self._step, index
+
+    def _of_many(self, getter: Callable[[Any], Any], keys: Any) -> Any:
+        return ExampleContext(self._seed, self, None, range(len(keys))).run(getter, keys)
+
+    def fetch(self, fetcher: Any) -> Any:
+        """The examples, or the one example, as torch's fetcher fetches them."""
+        if not self._is_batch:
+            return self._context.run(fetcher.fetch, self._given)
+        if getattr(fetcher.dataset, "__getitems__", None):
+            return self._of_many(fetcher.fetch, self._given)
+        return self._context.run(fetcher.fetch, self)
+
+    def tolerant(self, dataset: Any) -> tuple[list[Any], list[tuple[int, Exception]]]:
+        """Fetch examples as torch's fetcher does, one by one where the call for all fails.
+
+        Returns the examples of the keys that have not failed, and place and exception of each
+        other.
+        """
+        if callable(getattr(dataset, "__getitems__", None)):
+            try:
+                return self._of_many(dataset.__getitems__, [*self.keys]), []
+            except Exception as error:
+                if len(self.keys) == 1 or not is_skippable(error):
+                    return [], [(0, error)]
+        return self._context.run(self._each, dataset)
+
+    def _each(self, dataset: Any) -> tuple[list[Any], list[tuple[int, Exception]]]:
+        examples: list[Any] = []
+        failed: list[tuple[int, Exception]] = []
+        for key in self:
+            try:
+                if hasattr(type(dataset), "__getitem__"):
+                    examples.append(dataset[key])
+                else:
+                    examples.append(dataset.__getitems__([key])[0])
+            except Exception as error:
+                failed.append((self.row, error))
+        return examples, failed
 
 
 def merged(examples: Sequence[Any], failures: Sequence[int], replaced: dict[int, Any]) -> list[Any]:

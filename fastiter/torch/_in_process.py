@@ -22,7 +22,7 @@ from fastiter._order.plan import Plan
 from fastiter._util.failures import AllSkipped, Failure
 from fastiter._workers.batch_converter import ConcatConverter
 from fastiter.torch._collate import ColumnsCollate, collate, converter_for
-from fastiter.torch._examples import KeyPolicy, Seeded, decided, examples_of
+from fastiter.torch._examples import KeyPolicy, Numbered, Seeded, decided
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
 from fastiter.torch._state import (
@@ -77,7 +77,7 @@ class WholeBatches:
             plain = plain_columns(self.dataset)
             if plain is not None and plain.is_arrow:
                 self._columns = ColumnGatherer(plain, self._converter.padding)
-        if iterator._example_seed is not None:
+        if iterator._seeds_examples:
             self.fetcher.dataset = Seeded(self.dataset)
 
     def state(self) -> dict[str, Any]:
@@ -119,10 +119,10 @@ class WholeBatches:
 
     def _fetched_of_map(self, plan: Plan, policy: KeyPolicy | None) -> Any:
         request = plan.request
+        numbered = Numbered(request.keys, self._auto_collation, request.origin)
         if policy is None:
-            return self._collate(self.fetcher.fetch(request.keys))
-        keys = request.keys if self._auto_collation else [request.keys]
-        examples, failed = examples_of(self.fetcher.dataset, keys)
+            return self._collate(numbered.fetch(self.fetcher))
+        examples, failed = numbered.tolerant(self.fetcher.dataset)
         if failed:
             failures = [Failure.of(error, row=row) for row, error in failed]
             failed.clear()
@@ -181,7 +181,7 @@ class InProcessIterator(LoaderIterator):
         self._batches = WholeBatches(self, state)
         self._executor = CallerExecutor(self._batches, self._policy, False, (0, 0))
         self._sampler_iter.n_states = 2  # of a batch that an interrupt has left
-        self._planner.example_seed = self._example_seed
+        self._set_seeds()
         if resume is not None and self._is_iterable and not resume.has_worker_state:
             n_keys = self._sampler_iter.first[1]
             examples = map(next, itertools.repeat(self._batches.fetcher.dataset_iter, n_keys))

@@ -158,7 +158,7 @@ class WorkersIterator(LoaderIterator):
             batch_converter=self._converter,
             rows=self._planner.rows,
             states=states,
-            seed_examples=self._example_seed is not None,
+            seed_examples=self._seeds_examples,
             tolerates=None if self._policy is None else self._policy.mode,
             shares_rows=self._shares_rows,
             retries=loader.on_timeout == "retry",
@@ -192,7 +192,7 @@ class WorkersIterator(LoaderIterator):
         """Begin an epoch, or continue a loaded one."""
         plans, n_workers = self._planner, self._num_workers
         plans.shared_seed = self._shared_seed
-        plans.example_seed = self._example_seed
+        self._set_seeds()
         plans.wants_state = self._asks_first and bool(self._interval)
         self._sampler_iter.n_states = sys.maxsize if self._interval else 0
         plans.is_overtaking = False  # not yet: what comes first has an order
@@ -340,7 +340,14 @@ class WorkersIterator(LoaderIterator):
         if indices is None or len(indices) > pool.rows:
             return plan
         request, number = plan.request, plan.number
-        alone = Plan(indices, plan.state, None, None, number=number, seeds=request.seeds)
+        alone = Plan(
+            indices,
+            plan.state,
+            origin=(plan.epoch, len(indices), 1),
+            first=plan.first,
+            number=number,
+            seeds=request.seeds,
+        )
         self._planner.plans[0] = alone
         return alone
 

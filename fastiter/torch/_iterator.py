@@ -111,7 +111,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if resume is not None:
             set_states(self._generators, resume.main["_key_states"] or [])
             self._sampler_iter.load(resume.main, resume.is_finished, self._is_iterable)
-        self._example_seed = (self._base_seed, 0) if loader.seed_examples else None
+        self._example_seed = self._base_seed, 0
         if resume is not None:
             self._load(resume)
             if self._draws_globally:  # so does the program
@@ -130,8 +130,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._sampler_iter = self._keys_of(None)
         self._last_iteration.skips = self._planner.progress.skips
         self._begin_count(None)
-        if self._example_seed is not None:
-            self._example_seed = self._example_seed[0], self._example_seed[1] + 1
+        self._example_seed = self._example_seed[0], self._example_seed[1] + 1
 
     def _begin_count(self, resume: Resume | None) -> None:
         """Begin to count the examples of an epoch, and those that are skipped."""
@@ -154,6 +153,14 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             is_seeded = self._seeds_examples
             return EpochKeys(self._index_sampler, self._auto_collation, is_seeded, rows)
         return SamplerKeys(self._index_sampler, iterator, self._generators, main, rows)
+
+    def _set_seeds(self) -> None:
+        """Tell the plans the seeds of the epoch's examples."""
+        plans, keys = self._planner, self._sampler_iter
+        plans.example_seed = self._example_seed if self._seeds_examples else None
+        plans.row_seed = None if self._is_iterable else keys.row_seed(self._example_seed)
+        if plans.row_seed is not None:
+            self._executor.seed = plans.row_seed
 
     def _facts_of(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
         """Facts known about the epoch when it begins. Samplers that are not torch's may take long
@@ -387,7 +394,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             "_sampler_epoch": self._sampler_epoch,
             "_base_seed": self._base_seed,
             "_is_reset": self._is_reset,
-            "_example_seed": self._example_seed and list(self._example_seed),
+            "_example_seed": list(self._example_seed),
         }
         if self._owner is None:
             return state
@@ -421,7 +428,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         main = resume.main
         self._IterableDataset_len_called = main["_IterableDataset_len_called"]
         self._shared_seed = main["_shared_seed"]
-        if self._example_seed is not None and main["_example_seed"] is not None:
+        if main["_example_seed"] is not None:
             self._example_seed = tuple(main["_example_seed"])
 
 

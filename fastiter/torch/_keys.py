@@ -284,6 +284,7 @@ class SamplerKeys:
 
     _drops = False
     is_filling = False  # whether batches have to come in order
+    counts_rows = True  # whether random numbers belong to places in the epoch
 
     def __init__(
         self,
@@ -385,6 +386,16 @@ class SamplerKeys:
     def seeds(self, example_seed: tuple[int, int], number: int, first: int, keys: Any) -> bytes:
         """The seeds of a batch's examples, by seed and number of the epoch, and their places."""
         return example_seeds(example_seed, *self.places(first, keys)).tobytes()
+
+    def row_seed(self, example_seed: tuple[int, int]) -> tuple[int, int]:
+        """The seed of the epoch's examples on this rank."""
+        base, number = example_seed
+        return base % 2**64, number + (self._ranks[1] << 32)
+
+    def origin(self, number: int, first: int) -> tuple[int, int]:
+        """An epoch, and the number to which the random numbers of a batch's first example belong,
+        which has ``first`` keys before it; those that follow have the next numbers."""
+        return 0, first if self._cuts else first << 32
 
     def places(self, first: int, keys: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """For each example of a batch with these keys, which has `first` keys before it: the number

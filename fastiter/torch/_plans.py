@@ -74,7 +74,8 @@ class Plans(TurnPlanQueue):
         self.epoch = 0
         self.wants_state = False
         self.shared_seed: int | None = None
-        self.example_seed: tuple[int, int] | None = None
+        self.example_seed: tuple[int, int] | None = None  # of the global generators
+        self.row_seed: tuple[int, int] | None = None  # of the examples' own numbers
 
     def begin(
         self,
@@ -93,6 +94,7 @@ class Plans(TurnPlanQueue):
         """
         self.keys = keys
         self.order = None
+        self.counts_rows = keys.counts_rows
         n_asked = 0 if asks_first else self.n_workers
         n_schemas = self.n_schemas
         if not self.has_columns and n_schemas < _MOST_SCHEMAS:  # the answer may not have come
@@ -104,7 +106,7 @@ class Plans(TurnPlanQueue):
         `order`, with which the next batches have the same plans."""
         if state.n_asked < self.n_workers:
             worker = state.n_asked
-            request = Request(None, self.epoch, -1, True, False, self.shared_seed, None)
+            request = Request(None, self.epoch, -1, True, False, self.shared_seed, None, None)
             state = state._replace(n_asked=worker + 1)
             return Plan(np.array([-1 - worker], np.int64), state, None, request, worker)
         worker = self._next_worker(state.last_worker)
@@ -120,11 +122,13 @@ class Plans(TurnPlanQueue):
         seeds = None
         if self.example_seed is not None:
             seeds = self.keys.seeds(self.example_seed, number, first, keys)
+        epoch, place = self.keys.origin(number, first)
         rows = None
         if self.shares_rows or self.has_columns:
             rows = index_array(keys if self.is_batched else [keys], self.rows)
         state = PlanCounts(  # takes half the time of `_replace`
             number + 1,
+            epoch,
             last_worker=worker,
             n_made=n_made,
             n_keys=first + size,
@@ -133,20 +137,37 @@ class Plans(TurnPlanQueue):
             n_schemas=state.n_schemas if rows is not None else self.n_schemas,
             is_finished=state.is_finished,  # by a loaded state, whose last batches come again
         )
+        n = len(keys) if self.is_batched else 1
         if rows is not None:
-            if self.shares_rows:  # of no one worker
-                return Plan(rows, state, None, None, number=number, seeds=seeds)
-            if self.in_order and seeds is None:
+            if not self.shares_rows and self.in_order and seeds is None:
                 self.order, self.cutter = self.keys.order_after(number), self.keys.cutter
-            return Plan(rows, state, None, None, worker, number=number, seeds=seeds)
+            return Plan(
+                rows,
+                state,
+                worker=-1 if self.shares_rows else worker,  # -1: of no one worker
+                origin=(epoch, n, 1),
+                first=place,
+                number=number,
+                seeds=seeds,
+            )
         if type(keys) is np.ndarray:
             keys = keys.tolist()
+        origin = None
+        if self.row_seed is not None:
+            origin = (self.row_seed, epoch, 0) if place < 0 else (self.row_seed, place, 1)
         request = Request(
-            keys, self.epoch, made, self.wants_state, asks_schema, self.shared_seed, seeds
+            keys, self.epoch, made, self.wants_state, asks_schema, self.shared_seed, seeds, origin
         )
-        n = len(keys) if self.is_batched else 1
         return Plan(
-            np.array([number], np.int64), state, None, request, worker, number=number, n_valid=n
+            np.array([number], np.int64),
+            state,
+            None,
+            request,
+            worker,
+            origin=(epoch, n, 1),
+            first=place,
+            number=number,
+            n_valid=n,
         )
 
     def ask_schema(self) -> None:

@@ -15,12 +15,14 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, _DatasetKind, default_collate
 from torch.utils.data.graph_settings import apply_random_seed
 
+from fastiter._order import example_context
+from fastiter._order.example_context import ExampleContext, Seed
 from fastiter._ring.schema import Schema
 from fastiter._util.failures import dump, known_class, never_skipped
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
 from fastiter.torch._collate import collate, collate_in_place, schema_for, use_own_stack
-from fastiter.torch._examples import Seeded, examples_of
+from fastiter.torch._examples import Numbered, Seeded
 from fastiter.torch._state import begin_fetching, lack_of, state_of
 
 if TYPE_CHECKING:
@@ -36,7 +38,9 @@ class Request(NamedTuple):
     wants_state: bool
     wants_schema: bool  #: the columns that such batches could be made from
     shared_seed: int | None
-    seeds: bytes | None  #: of the examples' random numbers
+    seeds: bytes | None  #: of the global generators, for each example
+    #: of the examples' random numbers; see `Numbered`
+    origin: tuple[Seed, int, int] | None
 
 
 class Reply(NamedTuple):
@@ -122,6 +126,7 @@ class LoaderJob(BatchJob):
         rows = row_writer.RowWriter(end, dataset, maker.answer, two_steps, self.hedges)
         if self.seed_examples:
             dataset.next_seed = rows.own_seed
+        example_context.set_worker(rows)
 
         def work() -> None:
             rows.run(self.batch_converter, 0)
@@ -197,7 +202,8 @@ class _WholeBatchMaker:
                 self._begin(request)
             if request.number < 0:
                 return Reply(None, self._first_state)
-            return self._reply(request)
+            # Without an example: a collate function has no numbers of the batch's first row.
+            return ExampleContext((0, 0), None, None).run(self._reply, request)
         except Exception as error:
             return Reply(self._wrapped(error))
 
@@ -256,7 +262,7 @@ class _WholeBatchMaker:
                 next(self._fetcher.dataset_iter)
                 self._n_made += 1
             if self._job.tolerates is None:
-                batch = self._collate(self._fetcher.fetch(request.keys))
+                batch = self._collate(self._fetched(request))
             else:
                 batch = self._tolerant(request)
         except StopIteration:
@@ -272,11 +278,18 @@ class _WholeBatchMaker:
             return Reply(batch, state, False, self._schema, self._n_rows, self._failures)
         return batch
 
+    def _fetched(self, request: Request) -> Any:
+        if request.origin is None:
+            return self._fetcher.fetch(request.keys)
+        is_batch = self._job.auto_collation
+        return Numbered(request.keys, is_batch, request.origin).fetch(self._fetcher)
+
     def _tolerant(self, request: Request) -> Any:
         """The batch of the keys that do not fail; or their examples, if others do."""
         is_batch = self._job.auto_collation
-        keys = request.keys if is_batch else [request.keys]
-        examples, failed = examples_of(self._fetcher.dataset, keys)
+        numbered = Numbered(request.keys, is_batch, request.origin or ((0, 0), 0, 0))
+        examples, failed = numbered.tolerant(self._fetcher.dataset)
+        keys = numbered.keys
         if not failed:
             return self._collate(examples if is_batch else examples[0])
         self._failures = tuple((place, dump(error)) for place, error in failed)

@@ -118,6 +118,7 @@ class EpochKeys:
 
     generator_states: list[str] | None = None
     is_stateful = False
+    counts_rows = False
     n_states = 0
     has_begun = False  #: whether the number of the epoch was taken
     number: int | None = None  #: of the epoch
@@ -233,6 +234,14 @@ class EpochKeys:
     def seeds(self, example_seed: Any, number: int, first: int, keys: Any) -> bytes:
         """The seeds of a batch's examples."""
         return self.plan(number).seeds[:-8]  # type: ignore[no-any-return]  # then: a converter's
+
+    def row_seed(self, example_seed: Any) -> tuple[int, int]:
+        """The seed of the sampler, on all ranks."""
+        return self._owner._seed
+
+    def origin(self, number: int, first: int) -> tuple[int, int]:
+        """The epoch that the random numbers of a batch's examples belong to."""
+        return self.plan(number).epoch, -1
 
     def valid(self, number: int) -> list[bool]:
         """For each row of a batch, whether it is no repetition to fill an epoch up."""

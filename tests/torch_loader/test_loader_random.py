@@ -1,0 +1,194 @@
+"""Random numbers that belong to examples, in the loader: `example_rng`, and crops of images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from photographs import photograph, saved  # noqa: E402
+from torch.utils.data import DistributedSampler, RandomSampler  # noqa: E402
+
+from fastiter import ShuffleOrderSampler  # noqa: E402
+from fastiter.datasets import SubDataset, TransformDataset  # noqa: E402
+from fastiter.random import example_rng  # noqa: E402
+from fastiter.torch import DataLoader  # noqa: E402
+
+N = 22
+
+
+class Draws:
+    """Examples of a number of their own, and of their index."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return int(example_rng().integers(2**62)), int(i)
+
+
+class Plain:
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return i
+
+    def __getitems__(self, indices):
+        return list(indices)
+
+
+def with_number(i):
+    return int(example_rng().integers(2**62)), i
+
+
+DATASETS = {
+    "examples": Draws(),
+    "batches": TransformDataset(Plain(), with_number),
+    "a part": SubDataset(Draws(), 0, N),
+}
+LOADERS = {
+    "shuffled": lambda: {"batch_size": 4, "shuffle": True},
+    "without batches": lambda: {"batch_size": None},
+    "with replacement": lambda: {"batch_size": 4, "sampler": RandomSampler(range(N), True, N)},
+    "a batch sampler": lambda: {"batch_sampler": [[0, 1, 1], [2, 0], [0], [1, 1]]},
+    "of fastiter": lambda: {"batch_size": 4, "sampler": ShuffleOrderSampler(5)},
+    "seeded": lambda: {"batch_size": 4, "shuffle": True, "seed_examples": True},
+    "with skips": lambda: {"batch_size": 4, "shuffle": True, "on_error": "skip"},
+}
+
+
+def rows_of(batches):
+    """(number, index) of each example."""
+    return [
+        row
+        for numbers, indices in batches
+        for row in zip(np.ravel(numbers).tolist(), np.ravel(indices).tolist(), strict=True)
+    ]
+
+
+def passes(dataset, options, n_passes=2, seed=3, **more):
+    torch.manual_seed(seed)
+    loader = DataLoader(dataset, **options, **more)
+    return [rows_of(loader) for _ in range(n_passes)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=() if short else pytest.mark.stress)
+        for name in DATASETS
+        for kind in LOADERS
+        for short in [name == "examples" or kind == "shuffled"]
+    ],
+)
+def test_numbers_do_not_depend_on_the_workers(name, kind):
+    dataset, options = DATASETS[name], LOADERS[kind]
+    expected = passes(dataset, options(), num_workers=0)
+    n_workers = (1, 2, 4) if kind == "shuffled" else (2,)
+    for n in n_workers:
+        assert passes(dataset, options(), num_workers=n) == expected
+    numbers = [number for rows in expected for number, _ in rows]
+    assert len(set(numbers)) == len(numbers)  # also of an example that comes twice
+    other = [number for rows in passes(dataset, options(), seed=4) for number, _ in rows]
+    if kind == "of fastiter":  # whose sampler has the seed
+        assert other == numbers
+    else:
+        assert not {*numbers} & {*other}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(2, 0), *(pytest.param(*n, marks=pytest.mark.stress) for n in [(0, 2), (2, 1)])],
+)
+def test_numbers_are_the_same_after_a_resume(kind, before, after):
+    dataset, options = Draws(), LOADERS[kind]
+    expected = passes(dataset, options(), 1)[0]
+    torch.manual_seed(3)
+    loader = DataLoader(dataset, **options(), num_workers=before)
+    batches = iter(loader)
+    first = rows_of(next(batches) for _ in range(2))
+    state = loader.state_dict()
+    del batches
+    torch.manual_seed(5)
+    loader = DataLoader(dataset, **options(), num_workers=after)
+    loader.load_state_dict(state)
+    assert first + rows_of(loader) == expected
+
+
+def test_numbers_of_workers_that_persist_differ_between_passes():
+    options = {"batch_size": 4, "num_workers": 2, "persistent_workers": True}
+    first, second, third = passes(Draws(), options, 3)
+    assert len({number for number, _ in first + second + third}) == 3 * N
+    torch.manual_seed(3)
+    loader = DataLoader(Draws(), **options)
+    rows_of(loader)
+    batches = iter(loader)
+    rows_of(next(batches) for _ in range(2))
+    state = loader.state_dict()
+    del batches
+    loader = DataLoader(Draws(), **options)
+    loader.load_state_dict(state)
+    assert rows_of(loader) == second[8:]
+
+
+def test_ranks_of_one_seed_have_different_numbers():
+    numbers = []
+    for rank in range(2):
+        sampler = DistributedSampler(range(N), 2, rank, shuffle=False)
+        numbers += [n for n, _ in passes(Draws(), {"sampler": sampler, "batch_size": 4}, 1)[0]]
+    assert len(set(numbers)) == N
+
+
+def test_numbers_of_fastiters_sampler_are_those_of_its_epoch_and_index():
+    sampler = ShuffleOrderSampler(5)
+    for epoch, rows in enumerate(passes(Draws(), {"sampler": sampler, "batch_size": 4})):
+        for number, index in rows:
+            assert number == example_rng(5, epoch, index).integers(2**62)
+
+
+def drawing_collate(examples):
+    return example_rng().random()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_collate_function_has_no_example(num_workers):
+    loader = DataLoader(Draws(), 4, collate_fn=drawing_collate, num_workers=num_workers)
+    with pytest.raises(RuntimeError, match="example_rng"):
+        next(iter(loader))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    pytest.importorskip("PIL")
+    from fastiter.images import ImageFolder, RandomResizedCrop
+
+    root = tmp_path_factory.mktemp("photographs")
+    for label in ("a", "b"):
+        (root / label).mkdir()
+        for number in range(N // 2):
+            (root / label / f"{number}.jpg").write_bytes(saved(photograph(40, 50, number)))
+    return ImageFolder(root, RandomResizedCrop(16, flip=0.5))
+
+
+def test_crops_do_not_depend_on_the_workers(images):
+    def batches(num_workers):
+        torch.manual_seed(1)
+        loader = DataLoader(images, 4, shuffle=True, num_workers=num_workers)
+        return [batch for _ in range(2) for batch in loader]
+
+    expected = batches(0)
+    assert expected[0][0].dtype == torch.uint8
+    assert expected[0][1].dtype == torch.int64
+    for num_workers in (1, 2, 4):
+        for (x, y), (other, label) in zip(batches(num_workers), expected, strict=True):
+            assert torch.equal(x, other)
+            assert torch.equal(y, label)
+
+
+def test_the_loader_of_torch_takes_the_dataset(images):
+    loader = torch.utils.data.DataLoader(images, 4, shuffle=True, num_workers=2)
+    shapes = [tuple(x.shape) for x, _ in loader]
+    assert shapes == [(4, 3, 16, 16)] * 5 + [(2, 3, 16, 16)]
