@@ -38,6 +38,7 @@ from fastiter.dataset import (
 from fastiter.errors import (
     DatasetError,
     DatasetTimeoutError,
+    ImageError,
     OverwrittenError,
     SkipLimitError,
     TimeoutWarning,
@@ -83,14 +84,15 @@ def _warn_of_others() -> None:
 _warn_of_others()
 
 _MODULES = (
-    *("dataset", "datasets", "errors", "interop", "iterators", "kernels", "random", "reader"),
-    "tokens",
+    *("dataset", "datasets", "errors", "images", "interop", "iterators", "kernels", "random"),
+    *("reader", "tokens"),
 )
 
 if TYPE_CHECKING:
     from fastiter import dataset as dataset
     from fastiter import datasets as datasets
     from fastiter import errors as errors
+    from fastiter import images as images
     from fastiter import interop as interop
     from fastiter import iterators as iterators
     from fastiter import kernels as kernels
@@ -130,6 +132,7 @@ __all__ = [
     "DatasetTimeoutError",
     "Epoch",
     "EpochSampler",
+    "ImageError",
     "Iterator",
     "IteratorStats",
     "LengthBucketBatchSampler",

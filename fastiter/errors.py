@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "DatasetError",
     "DatasetTimeoutError",
+    "ImageError",
     "OverwrittenError",
     "SkipLimitError",
     "TimeoutWarning",
@@ -60,6 +61,28 @@ class DatasetTimeoutError(TimeoutError):
         error = cls(f"{text} The last attempt was ended after {seconds:.2f} s, here:\n{stack}")
         error.index, error.seconds = index, seconds
         error.attempts, error.stack = attempts, stack
+        return error
+
+
+class ImageError(OSError):
+    """The file or the bytes of an image cannot be read or decoded.
+
+    Attributes
+    ----------
+    path : str or None
+        The file; None if there were only bytes.
+    reason : str
+        Text that says what is wrong.
+    """
+
+    path: str | None = None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, path: str | None, reason: str) -> ImageError:
+        """Make an error with these attributes."""
+        error = cls(f"{path or 'the data'} cannot be read as an image: {reason}")
+        error.path, error.reason = path, reason
         return error
 
 

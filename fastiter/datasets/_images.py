@@ -14,7 +14,7 @@ from fastiter.datasets._parts import iterated
 _FILE = "the name of a text file with one in each line"
 
 
-def _pillow() -> Any:
+def pillow() -> Any:
     """Import the module ``PIL.Image``; the ImportError says what to install."""
     try:
         from PIL import Image
@@ -31,7 +31,7 @@ def read_image(source: Any, name: str, dtype: Any) -> np.ndarray[Any, Any]:
 
     Raises OSError if the image cannot be read, or Pillow does not know its format.
     """
-    opened = _pillow().open
+    opened = pillow().open
     try:
         with opened(source) as image:
             image.load()  # np.asarray would hide errors
@@ -50,7 +50,7 @@ def read_image(source: Any, name: str, dtype: Any) -> np.ndarray[Any, Any]:
 
 def image_dtype(dtype: Any) -> np.dtype[Any]:
     """Return the dtype of images, by default float32; ImportError if they cannot be read."""
-    _pillow()
+    pillow()
     return np.dtype(np.float32 if dtype is None else dtype)
 
 

@@ -33,6 +33,7 @@ READMES += [ROOT / "bench" / "README.md", ROOT / "examples" / "README.md"]
 TUTORIAL = ROOT / "docs" / "guide" / "tutorial.md"  # its programs build on each other
 # Packages that a program may import besides ours, where they are.
 OTHERS = (
+    "PIL",
     "array_record",
     "lance",
     "streaming",
@@ -286,6 +287,7 @@ MODULES = [
     "reader",
     "random",
     "kernels",
+    "images",
     "interop",
 ]
 

@@ -31,7 +31,7 @@ PRINTED = {
             "tokens (1, 8)  lengths [7]  labels [1]",
         ],
     ),
-    "images.py": (("PIL",), ["Pillow: 60 of 60 right"]),
+    "images.py": (("PIL",), ["fastiter.images: 60 of 60 right"]),
     "packed_documents.py": (
         ("torch", "transformers", "accelerate"),
         ["200 documents in 71 rows", "loss 3.", "loss 0."],

@@ -1,0 +1,184 @@
+"""From the bytes of an image's file to an array, by one pass over the decoded pixels."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastiter._order.example_rng import current_generator
+from fastiter._util.arguments import checked_callable, checked_choice, checked_flag
+from fastiter.datasets._images import pillow
+from fastiter.errors import ImageError
+from fastiter.images._resize import resize_into
+from fastiter.images._transforms import CropWindow, ImageTransform, RandomSource
+
+_COLORS = ("Gray", "YCbCr")  # of CMYK simplejpeg makes other colours than Pillow
+_ORIENTATION = 0x0112  # the tag of EXIF
+_KEPT_BYTES = 64 << 20  # of a thread's decoded pixels
+
+_of_thread = threading.local()
+
+
+class Decoder:
+    """Makes arrays of images. The parameters are those of `ImageFiles`."""
+
+    def __init__(
+        self,
+        transform: ImageTransform,
+        callable: Any = None,
+        decoder: str = "auto",
+        scaled: bool = True,
+        exif: bool = False,
+    ) -> None:
+        if not isinstance(transform, ImageTransform):
+            raise TypeError(
+                "transform must be a RandomResizedCrop, ResizeCenterCrop or Resize of "
+                f"fastiter.images, not {transform!r:.80}: pass other functions as callable="
+            )
+        self.transform = transform
+        self.callable = checked_callable("callable", callable)
+        self._decoder = checked_choice("decoder", decoder, ("auto", "pillow", "simplejpeg"))
+        self._scaled, self._exif = checked_flag("scaled", scaled), checked_flag("exif", exif)
+        # Now, so that forked workers have them.
+        self._pillow = pillow()
+        self._jpeg: Any = None if decoder == "pillow" else _simplejpeg()
+        if decoder == "simplejpeg" and self._jpeg is None:
+            raise ImportError(
+                "decoder='simplejpeg' needs simplejpeg, which is not installed: "
+                "pip install 'fastiter-loader[image]'"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = self.callable, self._decoder, self._scaled, self._exif
+        return Decoder, (self.transform, *options)
+
+    def array(
+        self,
+        data: Any,
+        path: str | None,
+        source: RandomSource = current_generator,
+        out: npt.NDArray[Any] | None = None,
+    ) -> Any:
+        """Make the array of an image, in ``out``, if that has its shape and dtype, else a new one;
+        or what ``callable`` makes of a new one. ImageError for bytes that are damaged, or of no
+        image."""
+        try:
+            array = self._array(data, source, out if self.callable is None else None)
+        except MemoryError:
+            raise
+        except Exception as error:  # damaged bytes may cause nearly any error
+            reason = f"{type(error).__name__}: {error}"
+            if type(error) is self._pillow.UnidentifiedImageError:
+                reason = f"the {len(data)} bytes are no image that Pillow knows"
+            raise ImageError.of(path, reason) from error
+        return array if self.callable is None else self.callable(array)
+
+    def _array(self, data: Any, source: RandomSource, out: Any) -> Any:
+        transform = self.transform
+        sides = self._sides_of_jpeg(data)
+        image: Any = self._opened(data) if sides is None or self._exif else None
+        turn = image.getexif().get(_ORIENTATION, 1) if image is not None and self._exif else 1
+        height, width = image.size[::-1] if sides is None else sides
+        is_turned = turn in (5, 6, 7, 8)
+        upright = (width, height) if is_turned else (height, width)
+        window = transform.window(*upright, source)
+        self._check_size(*window.shape)
+        scale = _scale(window) if self._scaled else 1
+        size = -(-height // scale), -(-width // scale)
+        pixels = None if sides is None else self._decoded(data, scale, *size)
+        if pixels is None:
+            with self._opened(data) if image is None else image as image:
+                if scale > 1:
+                    image.draft(None, (width // scale, height // scale))
+                    scale = scale if image.size == size[::-1] else 1  # not all formats can
+                pixels = np.asarray(image.convert("RGB"))
+        x = y = 0.0  # where the image begins: of a scaled one, a pixel may lie half beyond the end
+        if turn in range(2, 9):  # as `PIL.ImageOps.exif_transpose`
+            if turn in (3, 4, 6, 7):
+                pixels, y = pixels[::-1], len(pixels) - height / scale
+            if turn in (2, 3, 7, 8):
+                pixels, x = pixels[:, ::-1], pixels.shape[1] - width / scale
+            if is_turned:
+                pixels, x, y = pixels.swapaxes(0, 1), y, x
+            pixels = np.ascontiguousarray(pixels)
+        planes = transform.layout == "chw"
+        new = np.empty((3, *window.shape) if planes else (*window.shape, 3), transform.dtype)
+        fits = type(out) is np.ndarray and (out.shape, out.dtype) == (new.shape, new.dtype)
+        out = out if fits and out.flags.c_contiguous else new
+        left, top, right, bottom = (side / scale for side in window.box)
+        box = x + left, y + top, x + right, y + bottom
+        of_box = window.size, window.corner
+        resize_into(pixels, box, *of_box, out, window.flip, transform.table, planes=planes)
+        return out
+
+    def _sides_of_jpeg(self, data: Any) -> tuple[int, int] | None:
+        """Height and width of an image that simplejpeg decodes as Pillow does; None of others."""
+        if self._jpeg is None or data[:2] != b"\xff\xd8":
+            return None
+        try:
+            height, width, colors, _ = self._jpeg.decode_jpeg_header(data)
+        except ValueError:
+            return None
+        if colors not in _COLORS:
+            return None
+        self._check_size(height, width)
+        return height, width
+
+    def _decoded(self, data: Any, scale: int, height: int, width: int) -> Any:
+        """The pixels by simplejpeg, in memory of this thread; None if it refuses the file."""
+        try:
+            pixels = self._jpeg.decode_jpeg(
+                data,
+                min_height=height,
+                min_width=width,
+                min_factor=scale,
+                buffer=_buffer(3 * height * width),
+            )
+        except ValueError:
+            return None
+        return pixels if pixels.shape == (height, width, 3) else None
+
+    def _opened(self, data: Any) -> Any:
+        return self._pillow.open(io.BytesIO(data))  # which checks the size
+
+    def _check_size(self, height: int, width: int) -> None:
+        """Raise Pillow's error for an image that takes too much memory."""
+        most = self._pillow.MAX_IMAGE_PIXELS
+        if most is not None and height * width > 2 * most:
+            raise self._pillow.DecompressionBombError(
+                f"an image of {height} x {width} pixels exceeds Pillow's limit of {2 * most}"
+            )
+
+
+def _scale(window: CropWindow) -> int:
+    """Divisor of the sides of an image that is decoded smaller: its part stays large enough."""
+    left, top, right, bottom = window.box
+    height, width = window.size
+    scales = (s for s in (8, 4, 2) if right - left >= s * width and bottom - top >= s * height)
+    return next(scales, 1)
+
+
+def _buffer(size: int) -> npt.NDArray[np.uint8]:
+    """Memory for decoded pixels, which this thread keeps: to get new one takes a tenth of the time
+    of decoding."""
+    kept: npt.NDArray[np.uint8] | None = getattr(_of_thread, "buffer", None)
+    if kept is None or len(kept) < size:
+        kept = np.empty(size, np.uint8)
+        if size <= _KEPT_BYTES:
+            _of_thread.buffer = kept
+    return kept
+
+
+@functools.cache
+def _simplejpeg() -> Any:
+    """The module; None if it is not installed: to look for what is missing takes long."""
+    try:
+        return importlib.import_module("simplejpeg")
+    except ImportError:
+        return None
