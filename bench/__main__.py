@@ -29,6 +29,7 @@ LOADER_JOBS = (
     "cache",
     "consumer",
     "hanging",
+    "images",
     "import",
     "python",
     "slow",
