@@ -1,8 +1,8 @@
-"""Images from a folder, decoded by Pillow or by OpenCV in worker processes.
+"""Images from a folder, by `fastiter.images` or decoded by OpenCV in worker processes.
 
-The example makes the folder itself. `LabeledImageDataset` decodes with Pillow; `OpenCvImages` is
-how a dataset with another decoder looks: any class with `__len__` and `__getitem__`. In workers
-fastiter switches OpenCV's own threads off, which do not survive a fork::
+The example makes the folder itself. `ImageFiles` decodes, resizes and lays out in one pass;
+`OpenCvImages` is how a dataset with another decoder looks: any class with `__len__` and
+`__getitem__`. In workers fastiter switches OpenCV's own threads off, which do not survive a fork::
 
     python examples/images.py
 """
@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from fastiter import MultiprocessIterator, concat_examples
-from fastiter.datasets import LabeledImageDataset, TransformDataset
+from fastiter.images import ImageFiles, Resize
 
 SIZE = 48
 
@@ -37,14 +37,11 @@ def write_images(folder: Path, n: int = 60) -> list[tuple[str, int]]:
     return pairs
 
 
-def scaled(example: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    image, label = example
-    return image / 255, label
-
-
-def by_pillow(folder: Path, pairs: list[tuple[str, int]]) -> Any:
+def by_fastiter(folder: Path, pairs: list[tuple[str, int]]) -> Any:
     """A dataset of float32 images (3, height, width) from 0 to 1, and labels."""
-    return TransformDataset(LabeledImageDataset(pairs, root=str(folder)), scaled)
+    paths = [folder / name for name, _ in pairs]
+    labels = [label for _, label in pairs]
+    return ImageFiles(paths, Resize((SIZE, SIZE), dtype="float32"), labels)
 
 
 class OpenCvImages:
@@ -77,7 +74,7 @@ def guesses(dataset: Any) -> Iterator[np.ndarray]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pairs = write_images(Path(folder))
-        datasets = {"Pillow": by_pillow(Path(folder), pairs)}
+        datasets = {"fastiter.images": by_fastiter(Path(folder), pairs)}
         if importlib.util.find_spec("cv2") is not None:
             datasets["OpenCV"] = OpenCvImages(Path(folder), pairs)
         for decoder, dataset in datasets.items():
