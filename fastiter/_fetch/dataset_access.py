@@ -24,6 +24,7 @@ from fastiter._fetch.arrow_column import ArrowColumn
 from fastiter._fetch.arrow_types import DictionaryColumn, ObjectColumn, OptionalColumn
 from fastiter._fetch.gather import ColumnReader
 from fastiter._fetch.token_column import TokenColumn
+from fastiter._order import example_context
 from fastiter._ring.schema import BARE, DICT, TUPLE
 from fastiter._util.failures import RowCountError
 
@@ -219,11 +220,24 @@ def rows_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
     The function raises `RowCountError` if the dataset returns another number of examples.
     """
     getitems = getattr(dataset, "__getitems__", None)
+    if is_fetched_one_by_one(dataset):
+        return lambda indices: [dataset[index] for index in example_context.each(indices)]
     if getitems is not None:
         return lambda indices: _checked_examples(getitems(indices), indices)
     if _has_get_examples(dataset):
         return lambda indices: examples_of(dataset, get_columns(dataset, indices), len(indices))
     return None
+
+
+def is_fetched_one_by_one(dataset: Any) -> bool:
+    """Whether ``__getitems__`` is that of torch's `Subset` of a dataset without one: a loop over
+    examples, each of which can have random numbers of its own."""
+    data = sys.modules.get("torch.utils.data")
+    while data is not None and type(dataset) is getattr(data, "Subset", None):
+        dataset = dataset.dataset
+        if not callable(getattr(dataset, "__getitems__", None)):
+            return True
+    return False
 
 
 def _checked_examples(given: Any, indices: list[int]) -> list[Any]:

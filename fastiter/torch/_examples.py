@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastiter._fetch.dataset_access import is_fetched_one_by_one
 from fastiter._fetch.seeded import SeededExamples
 from fastiter._order.example_context import ExampleContext
 from fastiter._plan.state import SkipState
@@ -106,6 +107,8 @@ class Numbered:
         """The examples, or the one example, as torch's fetcher fetches them."""
         if not self._is_batch:
             return self._context.run(fetcher.fetch, self._given)
+        if is_fetched_one_by_one(fetcher.dataset):
+            return self._context.run(lambda: [fetcher.dataset[key] for key in self])
         if getattr(fetcher.dataset, "__getitems__", None):
             return self._of_many(fetcher.fetch, self._given)
         return self._context.run(fetcher.fetch, self)
@@ -116,7 +119,8 @@ class Numbered:
         Returns the examples of the keys that have not failed, and place and exception of each
         other.
         """
-        if callable(getattr(dataset, "__getitems__", None)):
+        is_of_many = callable(getattr(dataset, "__getitems__", None))
+        if is_of_many and not is_fetched_one_by_one(dataset):
             try:
                 return self._of_many(dataset.__getitems__, [*self.keys]), []
             except Exception as error:

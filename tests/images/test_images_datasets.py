@@ -246,6 +246,14 @@ def test_parts_of_a_dataset_have_crops(folder):
             assert same([r for b in one for r in b], [r for b in other for r in b])
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["serial", "threads", "2"])
+def test_a_subset_of_torch_has_crops(folder, kind):
+    data = pytest.importorskip("torch.utils.data", reason="torch is not installed")
+    dataset = data.Subset(ImageFolder(folder, CROP), range(N))
+    assert same(rows_of(make(kind, dataset)), rows_of(make("serial", ImageFolder(folder, CROP))))
+
+
 def test_bad_images_are_skipped(folder, tmp_path, files):
     (tmp_path / "cut.jpg").write_bytes(Path(files[0]).read_bytes()[:900])
     dataset = ImageFiles([*files, tmp_path / "cut.jpg"], CROP, range(N + 1))

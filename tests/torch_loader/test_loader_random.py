@@ -47,6 +47,9 @@ DATASETS = {
     "examples": Draws(),
     "batches": TransformDataset(Plain(), with_number),
     "a part": SubDataset(Draws(), 0, N),
+    "a part of torch": torch.utils.data.Subset(
+        torch.utils.data.Subset(Draws(), range(N)), range(N)
+    ),
 }
 LOADERS = {
     "shuffled": lambda: {"batch_size": 4, "shuffle": True},
