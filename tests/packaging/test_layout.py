@@ -42,7 +42,7 @@ CEILINGS = {
     "_collate": 1_550,
     "_device": 910,
     "_engine": 1_330,
-    "_fetch": 4_510,
+    "_fetch": 4_540,
     "_order": 2_080,
     "_plan": 1_870,
     "_ring": 3_790,

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from photographs import photograph, saved  # noqa: E402
-from torch.utils.data import DistributedSampler, RandomSampler  # noqa: E402
+from torch.utils.data import DistributedSampler, RandomSampler, Subset  # noqa: E402
 
 from fastiter import ShuffleOrderSampler  # noqa: E402
 from fastiter.datasets import SubDataset, TransformDataset  # noqa: E402
@@ -47,9 +47,7 @@ DATASETS = {
     "examples": Draws(),
     "batches": TransformDataset(Plain(), with_number),
     "a part": SubDataset(Draws(), 0, N),
-    "a part of torch": torch.utils.data.Subset(
-        torch.utils.data.Subset(Draws(), range(N)), range(N)
-    ),
+    "a part of torch": Subset(Subset(Draws(), range(N)), range(N)),
 }
 LOADERS = {
     "shuffled": lambda: {"batch_size": 4, "shuffle": True},
