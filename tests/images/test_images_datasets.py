@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +122,12 @@ def test_the_content_decides_about_the_format(tmp_path):
     path.write_bytes(saved(photograph(8, 9), "PNG"))
     dataset = ImageFiles([path], Resize((8, 9), layout="hwc"))
     assert np.array_equal(dataset[0], photograph(8, 9))
+
+
+def test_without_pillow_a_dataset_is_not_made(files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match=r"fastiter-loader\[image\]"):
+        ImageFiles(files, Resize(4))
 
 
 def test_a_callable_gets_an_array_of_its_own(files):
@@ -265,8 +272,6 @@ def test_bad_images_are_skipped(folder, tmp_path, files):
 
 @pytest.mark.processes  # by importing torch
 def test_draws_elsewhere_are_those_of_the_global_generator(files, monkeypatch):
-    import sys
-
     dataset = ImageFiles(files, CROP)
 
     def drawn():
