@@ -38,8 +38,7 @@ cdef class ExampleContext:
     """
 
     cdef object seed, plan
-    cdef readonly object rows
-    cdef public object counter
+    cdef public object rows, counter
 
     def __init__(self, seed, plan, counter, rows=None):
         self.seed = seed
@@ -119,6 +118,24 @@ def each(values):
         return values
     context.counter = counter = Counter(values)
     return counter.values
+
+
+def of_part(places, n, function, *arguments):
+    """Call ``function``, which fetches by one call those of the ``n`` examples of the present one that
+    have these places."""
+    context = current()
+    if context is None or context.rows is None or len(context.rows) != n:
+        return function(*arguments)
+    rows, indices = context.rows, getattr(context, "indices", None)
+    context.rows = [rows[place] for place in places]
+    if indices is not None:
+        context.indices = [indices[place] for place in places]
+    try:
+        return function(*arguments)
+    finally:
+        context.rows, context.counter = rows, None
+        if indices is not None:
+            context.indices = indices
 
 
 def current_key():

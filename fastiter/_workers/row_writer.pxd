@@ -14,7 +14,7 @@ cdef class RowWriter(SlotRows):
     cdef object memory  # a number of the arena
     cdef public object rows  # those that are fetched by one call, or None
     cdef public object counter  # tells which of them is meant, or None
-    cdef list indices  # theirs
+    cdef public list indices  # theirs
     cdef uint32_t timed_row  # of the claim, or NO_ROW
     cdef uint32_t weight  # how many rows it stands for
     cdef uint32_t short_ranges  # since the last one in which a row was timed

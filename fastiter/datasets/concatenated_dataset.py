@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
+from fastiter._order.example_context import of_part
 from fastiter.dataset.mixin import place_among, places_among
 from fastiter.datasets._batched import BatchedWrapper, fetch
 from fastiter.datasets._parts import length_of
@@ -49,6 +50,7 @@ class ConcatenatedDataset(BatchedWrapper):
     def _getitems(self, indices: list[int]) -> list[Any]:
         examples: list[Any] = [None] * len(indices)
         for number, (rows, below) in places_among(self._ends, indices).items():
-            for row, example in zip(rows, fetch(self._datasets[number], below), strict=True):
+            part = of_part(rows, len(indices), fetch, self._datasets[number], below)
+            for row, example in zip(rows, part, strict=True):
                 examples[row] = example
         return examples

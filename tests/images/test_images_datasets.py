@@ -332,3 +332,13 @@ def test_images_of_arrow_tables_are_decoded_as_examples(table, files, kind, colu
     images = found if columns else [row["image"] for row in found]
     assert all(map(np.array_equal, images, expected))
     assert len(images) == N
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["serial", "threads", "2"])
+def test_images_of_joined_tables_are_decoded_as_examples(table, files, kind):
+    decoded = {"image": functools.partial(decode, transform=CROP)}
+    parts = [ArrowDataset(table[rows], "image", decode=decoded) for rows in (slice(9), slice(9, N))]
+    joined = ConcatenatedDataset(parts[0], ConcatenatedDataset(*parts[1:]))
+    expected = rows_of(make("serial", ImageFiles(files, CROP)))
+    assert all(map(np.array_equal, rows_of(make(kind, joined)), expected))
