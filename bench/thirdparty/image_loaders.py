@@ -1,19 +1,26 @@
-"""Other loaders of image folders: each reads, decodes, crops at random, resizes to 224 and mirrors.
+"""Epochs of a folder of JPEG files, by fastiter.images and by other loaders of images, in turns.
 
-A maker takes a folder in ImageFolder's layout, a batch size and a number of workers, and returns a
-function that runs an epoch and returns its number of images. ``PEERS`` has them by name; importing
-one that is not installed raises ImportError in the maker. Batches are uint8, but those of
-TurboLoader, which has float32 alone and decodes only what a crop needs; datago crops nothing, and
-gives images one by one.
+`python -m bench.thirdparty.image_loaders FOLDER --rounds 3 [--only NAME...]`
+
+FOLDER has a folder of images for each class; without it, 1,000 synthetic photographs of 500 x 375
+are made. Each loader reads, decodes, crops at random, resizes to 224 and mirrors, in batches of 64
+by 2 workers. Batches are uint8, but those of TurboLoader, which has float32 alone and decodes only
+what a crop needs; datago crops nothing, and gives images one by one. What is not installed is left
+out.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
 import json
 import math
 import os
 import random
+import statistics
 import tarfile
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,10 +180,83 @@ def datago(folder: str, batch_size: int, workers: int) -> Epoch:
     return run
 
 
-PEERS = {
+def torchs(folder: str, batch_size: int, workers: int, decoder: str) -> Epoch:
+    """torch's loader with torchvision's transforms."""
+    import torchvision
+    import torchvision.transforms.v2 as v2
+    from torch.utils.data import DataLoader
+
+    steps = [v2.RandomResizedCrop(_SIDE, antialias=True), v2.RandomHorizontalFlip()]
+    options: dict[str, Any] = {"transform": v2.Compose([*steps, v2.PILToTensor()])}
+    if decoder == "decode_image":
+        load = functools.partial(torchvision.io.decode_image, mode="RGB")
+        options = {"transform": v2.Compose(steps), "loader": load}
+    dataset = torchvision.datasets.ImageFolder(folder, **options)
+    return lambda: sum(
+        len(y) for _, y in DataLoader(dataset, batch_size, shuffle=True, num_workers=workers)
+    )
+
+
+def fastiter(folder: str, batch_size: int, workers: int, dtype: str = "uint8") -> Epoch:
+    """fastiter.torch.DataLoader over fastiter.images."""
+    from fastiter.images import ImageFolder, RandomResizedCrop
+    from fastiter.torch import DataLoader
+
+    dataset = ImageFolder(folder, RandomResizedCrop(_SIDE, flip=0.5, dtype=dtype))
+    return lambda: sum(
+        len(y) for _, y in DataLoader(dataset, batch_size, shuffle=True, num_workers=workers)
+    )
+
+
+LOADERS: dict[str, Callable[[str, int, int], Epoch]] = {
+    "fastiter": fastiter,
+    "fastiter.float32": functools.partial(fastiter, dtype="float32"),
+    "torch.pillow": functools.partial(torchs, decoder="pillow"),
+    "torch.decode_image": functools.partial(torchs, decoder="decode_image"),
     "spdl": spdl,
     "dali": dali,
     "turboloader": turboloader,
     "grain": grain,
     "datago": datago,
 }
+
+
+def _made(folder: str) -> str:
+    """A folder of synthetic photographs, which is kept for later runs."""
+    from bench.jobs.images import _photograph
+
+    for number in range(1000):
+        path = Path(folder, f"class{number % 10}", f"{number}.jpg")
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_photograph(375, 500, number))
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=LOADERS, default=[*LOADERS])
+    options = parser.parse_args()
+    folder = options.folder or _made(os.path.join(tempfile.gettempdir(), "fastiter-image-folder"))
+    epochs: dict[str, Epoch] = {}
+    for name in options.only:
+        try:
+            epochs[name] = LOADERS[name](folder, 64, 2)
+            epochs[name]()
+        except ImportError as error:
+            epochs.pop(name, None)
+            print(f"{name:20} left out: {error}")
+    rates: dict[str, list[float]] = {name: [] for name in epochs}
+    for _ in range(options.rounds):
+        for name, epoch in epochs.items():
+            since = time.perf_counter()
+            n = epoch()
+            rates[name].append(n / (time.perf_counter() - since))
+    for name, found in rates.items():
+        print(f"{name:20} {statistics.median(found):7.0f} images/s  {[round(r) for r in found]}")
+
+
+if __name__ == "__main__":
+    main()
