@@ -39,6 +39,7 @@ cnp.import_array()
 cdef extern from "Python.h":
     PyObject **items_of "&PyTuple_GET_ITEM"(object example, int first)
     void *type_of "Py_TYPE"(PyObject *value)
+    Py_ssize_t references_of "Py_REFCNT"(PyObject *value)
     bint PyUnicode_CheckExact(object text)
     int PyUnicode_KIND(object text)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
@@ -287,6 +288,9 @@ cdef class ColumnWriter(RowSink):
         cdef char *place
         cdef Field *f
         cdef fi_dl_tensor tensor
+        if self.given is not None and self.mixes(row, values):
+            self.is_mixed = True
+            return 0
         for number in range(self.schema.count):
             f = &self.schema.fields[number]
             value = values[number]
@@ -312,6 +316,35 @@ cdef class ColumnWriter(RowSink):
                 return 0
             self.copy_array(f, place, value, f.stride, self.uncached)
         return 1
+
+    @cython.final
+    cdef bint mixes(self, Py_ssize_t row, PyObject **values) except -1:
+        """Whether to write the values may change one that is still to be written: an array that was
+        given is in use, and does not lie in its own place."""
+        cdef Py_ssize_t number, place = 0
+        cdef Field *f
+        cdef const char *data
+        for number in range(self.schema.count):
+            f = &self.schema.fields[number]
+            if f.kind != ARRAY:
+                continue
+            if self.is_in_use(place):
+                value = array = <object>values[number]
+                if f.subtype == TENSOR:
+                    array = array_of(value)  # ends here: the tensor has the memory
+                data = NULL
+                if type_of(<PyObject *>array) == f.array_type:
+                    data = bytes_of(<cnp.PyArrayObject *>array)
+                value = array = None
+                if data != self.columns[number] + f.stride * row:
+                    return True
+            place += 1
+        return False
+
+    @cython.final
+    cdef bint is_in_use(self, Py_ssize_t place) noexcept:
+        """Whether something else than `given` refers to an array of it: views do, and tensors."""
+        return references_of(PyList_GET_ITEM(self.given, place)) > 1
 
     @cython.final
     cdef bint describes(self, Field *f, PyObject *value, fi_dl_tensor *tensor):
@@ -360,6 +393,8 @@ cdef class ColumnWriter(RowSink):
     cdef int copy_bytes(self, char *place, const char *source, PyObject *owner, Py_ssize_t size,
                         bint uncached) except -1:
         """Copies elements that lie one after the other; `owner` keeps them alive."""
+        if source == place:
+            return 0
         if size < self.least_large:
             memcpy(place, source, size)
         else:

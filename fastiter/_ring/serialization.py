@@ -124,14 +124,27 @@ def _reduce_array(
         # the axes in memory stays, too: a training step may depend on it (channels last).
         axes = np.argsort([-abs(stride) for stride in array.strides], kind="stable")
         straight = array.transpose(axes)
-        if not straight.flags.c_contiguous or (writable and not flags.writeable):
+        if not straight.flags.c_contiguous:
             straight = straight.copy()
             straight.flags.writeable = writable or flags.writeable
+        elif writable and not flags.writeable:
+            straight = np.asarray(_Writable(straight)).view(dtype)  # metadata included
         return np.transpose, (straight, np.argsort(axes).tolist())
     if dtype.isnative:
         return None
     native = array.astype(dtype.newbyteorder("="))
     return (_as_dtype, (native, dtype)) if type(native) is type(array) else None
+
+
+class _Writable:
+    """A read-only array whose bytes are pickled as those of an array that loads writable."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array
+        self.__array_interface__ = {
+            **array.__array_interface__,
+            "data": (array.__array_interface__["data"][0], False),
+        }
 
 
 def _as_dtype(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -209,6 +222,14 @@ class Packed:
         if self._mappings is None:
             return None
         return self._mappings.find(address_of(buffer), buffer.nbytes)
+
+    def offset_of(self, array: np.ndarray[Any, Any]) -> int:
+        """Where all bytes of a C-contiguous array lie in what is written; -1 if not in one place."""
+        address = array.__array_interface__["data"][0]
+        for buffer, (offset, inside) in zip(self._buffers, self._places, strict=True):
+            if inside < 0 and buffer.nbytes == array.nbytes and address_of(buffer) == address:
+                return offset
+        return -1
 
     def modules(self) -> list[str]:
         """Modules of this process that the pickle names: those needed to load it, and others whose

@@ -1,6 +1,8 @@
 """The inner loop of a worker: fetches claimed rows, writes them, and finishes batches."""
 
+import logging
 import os
+from operator import index as row_number
 
 import numpy
 
@@ -11,6 +13,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._fetch import row_groups
+from fastiter._fetch.dataset_access import row_access
 from fastiter._fetch.arrow_column cimport PaddedLists
 from fastiter._fetch.gather cimport ColumnReader
 from fastiter._fetch.reader import reader_of
@@ -23,6 +26,8 @@ from fastiter._ring.serialization import Packed
 
 
 cnp.import_array()
+
+logger = logging.getLogger("fastiter")
 
 cdef enum:
     # Timing a row costs about 60 ns. A long claim has one row timed; of short claims, one in
@@ -51,6 +56,9 @@ cdef class RowWriter(SlotRows):
         if self.reader.columns is not None:
             self.gatherer = self.reader.columns.reader
             self.is_paged = self.gatherer.row_groups is not None
+        self.orders, self.into, self.cache_of = row_access(dataset)
+        if two_steps:  # another worker may make the same row at the same time
+            self.into = None
         self.memory = os.fstat(end.arena.fd).st_ino
         row_groups.worker = self
         self.seeds_of = NO_BATCH
@@ -156,6 +164,8 @@ cdef class RowWriter(SlotRows):
         # By the schema of the claim before: the slot's own is read with its first row.
         self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.claim.n)
         self.is_whole = self.answer is not None and self.is_made_as_a_whole()
+        self.table = None if self.cache_of is None else self.cache_of()
+        self.is_placing = not self.is_whole and (self.into is not None or self.table is not None)
         self.choose_timed_row()
         if self.is_whole:
             self.fill_whole(end.claim.first)
@@ -231,7 +241,85 @@ cdef class RowWriter(SlotRows):
         self.row = row
         if (row == self.timed_row or self.times_all) and not self.clocks_all:
             self.since = fi_now_ns()
+        return not (self.is_placing and self.place(row))
+
+    @cython.final
+    cdef bint place(self, uint32_t row) noexcept:
+        """Writes a row without an example of its own: from a cache below the dataset, or by the
+        dataset itself. False if the reader has to fetch it."""
+        try:
+            number = self.index
+            for order in self.orders:
+                number = row_number(order[number])
+        except Exception:
+            return False  # the dataset raises it, too
+        try:
+            if self.table is not None and self.put_stored(row, number):
+                return True
+            return self.into is not None and self.put_given(row, number)
+        except BaseException as error:
+            self.given = None
+            self.fail_row(row, error)
+            return True
+
+    @cython.final
+    cdef bint put_stored(self, uint32_t row, object number) except -1:
+        cdef fi_cache *cache = &self.table.cache
+        cdef int64_t place = number
+        if place < 0:
+            place += cache.length
+        if not 0 <= place < <int64_t>cache.length or not self.find_stored(cache, place):
+            return False
+        self.fetched = fi_now_ns() if self.times_all or row == self.timed_row else self.begun
+        if self.two_steps and not self.wins(row, self.since, self.fetched):
+            fi_worker_stat_fetch_ends(self.end.stat)
+            return True
+        if self.copy_stored(cache, row):
+            fi_cache_add(cache, FI_CACHE_HITS, 1)
+            self.placed(row, FI_ROW_OK)
+            return True
+        if not self.two_steps:
+            return False
+        example = self.reader.dataset[self.index]  # at once, as the row is owned
+        Py_INCREF(example)
+        self.put_example(row, <PyObject *>example)
         return True
+
+    @cython.final
+    cdef bint put_given(self, uint32_t row, object number) except -1:
+        cdef Py_ssize_t place
+        cdef uint32_t code
+        out = self.give(row)
+        if out is None:
+            self.given = None
+            return False
+        fi_worker_stat_fetch_begins(self.end.stat, self.index)
+        example = self.into(number, out)
+        out = None
+        if self.times_all or row == self.timed_row:
+            self.fetched = fi_now_ns()
+        given = self.given
+        code = self.store_given(row, example)
+        example = None
+        self.given = given
+        for place in range(len(given)):
+            if self.is_in_use(place) and self.into is not None:
+                logger.warning(
+                    "%s.__fastiter_into__ keeps an array that it was given, which will hold other "
+                    "rows: from now on __getitem__ is called instead",
+                    type(self.into.__self__).__qualname__)
+                self.into = None
+        self.given = None
+        self.placed(row, code)
+        return True
+
+    @cython.final
+    cdef void placed(self, uint32_t row, uint32_t code) noexcept:
+        if self.times_all or row == self.timed_row:
+            self.timed(self.end.stat, self.since, self.fetched, self.index, 1, self.weight)
+        elif not self.is_single:
+            self.n_gathered += 1
+        self.mark(self.end.stat, row, code)
 
     cdef int put_example(self, uint32_t row, PyObject *taken) except -1:
         cdef fi_worker_stat *stat = self.end.stat

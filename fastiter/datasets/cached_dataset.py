@@ -15,6 +15,7 @@ import numpy.typing as npt
 from fastiter._clib import status
 from fastiter._fetch.cache_table import HEAD_BYTES, CacheTable, start_of
 from fastiter._ring.serialization import Packed, unpack
+from fastiter._ring.stored_fields import fields_of
 from fastiter._stats.cache_stats import CacheStats
 from fastiter._util.arguments import checked_flag, checked_path
 from fastiter._util.context import Closing
@@ -153,6 +154,11 @@ class CachedDataset(Closing, DatasetMixin):
         fetched = iter(self._fetched_many(table, missing) if missing else ())
         return [next(fetched) if each is None else each[0] for each in found]
 
+    def __fastiter_cache__(self) -> CacheTable | None:
+        """The table, where its rows need no comparison; None where reads have to raise."""
+        is_sure = not self._is_unproven and self._error is None
+        return self._table if is_sure else None
+
     def _opened(self) -> CacheTable:
         table = self._table
         if table is None:
@@ -240,12 +246,16 @@ class CachedDataset(Closing, DatasetMixin):
         if table.stores(row):
             try:
                 packed = Packed(example)
-                entry = np.empty(HEAD_BYTES + packed.size, np.uint8)
-                packed.write_into(memoryview(entry)[HEAD_BYTES:], 0)  # type: ignore[arg-type]
+                signature, fields = fields_of(example, packed)
+                start = HEAD_BYTES + len(fields)
+                entry = np.empty(start + packed.size, np.uint8)
+                entry[HEAD_BYTES:start] = np.frombuffer(fields, np.uint8)
+                packed.write_into(memoryview(entry)[start:], 0)  # type: ignore[arg-type]
             except Exception as error:
                 self._tell("pickle", f"row {row} is not cached, since it does not pickle: {error}")
             else:
-                is_stored = table.store(row, _ARRAYS if _holds_arrays(example) else _PLAIN, entry)
+                kind = _ARRAYS if _holds_arrays(example) else _PLAIN
+                is_stored = table.store(row, kind, entry, signature, len(fields))
         table.count_miss(False, is_stored, seconds)
         if not is_stored and table.full:
             self._tell("full", f"the cache is full, and goes on serving: {self.stats()}")
