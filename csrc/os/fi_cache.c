@@ -139,7 +139,8 @@ static uint64_t sum_of(const fi_cache_entry *head, const void *content)
     return fi_checksum(content, head->size, sum);
 }
 
-int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry)
+int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry,
+                   uint64_t begun, const fi_cache_part *parts, int n)
 {
     uint64_t word = fi_cache_row(row), offset = 0;
     uint64_t bytes = (FI_CACHE_HEAD + entry->size + FI_CACHE_HEAD - 1) / FI_CACHE_HEAD * FI_CACHE_HEAD;
@@ -153,7 +154,9 @@ int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry
     entry->offset = offset;
     if (cache->has_sums)
         entry->sum = sum_of(entry, entry + 1);
-    bool is_written = write_all(cache->fd, (char *)entry, FI_CACHE_HEAD + entry->size, offset);
+    bool is_written = write_all(cache->fd, (char *)entry, begun, offset);
+    for (int i = 0; is_written && i < n; i++)
+        is_written = write_all(cache->fd, parts[i].bytes, parts[i].size, offset + parts[i].offset);
     if (is_written) {
         /* Any storer of this opening writes the same stamp. */
         fi_cache_put(cache, word + 1, fi_cache_load(cache, FI_CACHE_STAMP));

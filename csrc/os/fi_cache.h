@@ -59,6 +59,12 @@ typedef struct fi_cache_entry {
     uint64_t sum, row, offset, size, kind, signature, fields, zero;
 } fi_cache_entry;
 
+/* A part of an entry that lies elsewhere in memory; what no part covers is zero. */
+typedef struct fi_cache_part {
+    const char *bytes;
+    uint64_t offset, size; /* from the head on */
+} fi_cache_part;
+
 /* Bytes before the entries. */
 uint64_t fi_cache_start(uint64_t length);
 
@@ -76,10 +82,12 @@ uint64_t fi_cache_key(uint64_t claim);
 /* Whether to try to store now. */
 bool fi_cache_has_room(fi_cache *cache);
 
-/* Stores a row that `claim` holds: `entry` begins with its head, of which it fills in what this table
- * knows. FI_CACHE_FOUND; FI_CACHE_REFUSED if there is no room; FI_CACHE_NONE if the claim was lost. The
+/* Stores a row that `claim` holds: `begun` bytes from `entry` on, which begins with its head, of which
+ * it fills in what this table knows; then the parts, of which a table with checksums takes none.
+ * FI_CACHE_FOUND; FI_CACHE_REFUSED if there is no room; FI_CACHE_NONE if the claim was lost. The
  * claim is gone in each case. */
-int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry);
+int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry,
+                   uint64_t begun, const fi_cache_part *parts, int n);
 
 /* The entry of a row whose word is `word`: its head. FI_CACHE_BAD if it cannot be that. */
 int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head);

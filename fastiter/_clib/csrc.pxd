@@ -71,6 +71,9 @@ cdef extern from "os/fi_cache.h" nogil:
     ctypedef uint64_t atomic_word "_Atomic uint64_t"
     ctypedef struct fi_cache_entry:
         uint64_t row, offset, size, kind, signature, fields
+    ctypedef struct fi_cache_part:
+        const char *bytes
+        uint64_t offset, size
     ctypedef struct fi_cache:
         int fd
         atomic_word *words
@@ -87,7 +90,8 @@ cdef extern from "os/fi_cache.h" nogil:
     uint64_t fi_cache_token(uint64_t claim)
     uint64_t fi_cache_key(uint64_t claim)
     bint fi_cache_has_room(fi_cache *cache)
-    int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry)
+    int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry,
+                       uint64_t begun, const fi_cache_part *parts, int n)
     int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head)
     int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content)
     bint fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry *head)

@@ -31,13 +31,16 @@ class CacheTable:
     def read(
         self, row: int, content: bool = True
     ) -> tuple[int, int, int, int, npt.NDArray[np.uint8] | None] | None: ...
+    def has(self, row: int, word: int) -> bool: ...
     def drop(self, row: int, word: int) -> None: ...
     def stores(self, row: int) -> bool: ...
     def store(
         self,
         row: int,
         kind: int,
-        entry: npt.NDArray[np.uint8],
+        size: int,
+        start: npt.NDArray[np.uint8],
+        buffers: list[tuple[int, memoryview]],
         signature: int = 0,
         fields: int = 0,
     ) -> bool: ...

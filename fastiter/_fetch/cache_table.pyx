@@ -23,6 +23,9 @@ from fastiter._util.concurrency import renew_in_child
 
 cnp.import_array()
 
+cdef enum:
+    MOST_PARTS = 16
+
 HEAD_BYTES = FI_CACHE_HEAD
 
 
@@ -144,6 +147,10 @@ cdef class CacheTable:
         return not self.cache.has_sums or not self.cache.is_private and (
             fi_cache_load(&self.cache, at + 1) == fi_cache_load(&self.cache, FI_CACHE_STAMP))
 
+    def has(self, uint64_t row, uint64_t word):
+        """Whether a row still has a word: what was read of its entry was whole."""
+        return fi_cache_has(&self.cache, row, word)
+
     def drop(self, uint64_t row, uint64_t word):
         """Empties a row that is damaged, if it still has that word."""
         if fi_cache_is_place(word) and fi_cache_swap(&self.cache, fi_cache_row(row), word, 0):
@@ -154,19 +161,36 @@ cdef class CacheTable:
         return not self.cache.is_private and fi_cache_has_room(&self.cache) and (
             not fi_cache_is_place(fi_cache_load(&self.cache, fi_cache_row(row))))
 
-    def store(self, uint64_t row, uint64_t kind, entry, uint64_t signature=0, uint64_t fields=0):
-        """Stores a row, if no other process does: `entry` is a uint8 array (HEAD_BYTES + n,), of
-        which the first bytes are written over; the next ones may be `fields`, which have a signature.
-        Returns whether it is stored by this call; no signal handler of Python's runs between the
-        claim and its end."""
+    def store(self, uint64_t row, uint64_t kind, uint64_t size, start, list buffers,
+              uint64_t signature=0, uint64_t fields=0):
+        """Stores a row, if no other process does: an entry of `size` bytes. `start` is a uint8 array
+        with its first ones, of which HEAD_BYTES are written over; the next ones may be `fields`, which
+        have a signature. `buffers` are pairs of an offset, ascending, and a contiguous buffer. Returns
+        whether it is stored by this call; no signal handler of Python's runs between the claim and
+        its end."""
         cdef uint64_t at = fi_cache_row(row), word = fi_cache_load(&self.cache, at), claim
-        cdef fi_cache_entry *head = <fi_cache_entry *>bytes_of(<cnp.PyArrayObject *>entry)
-        cdef int rc
+        cdef uint64_t begun
+        cdef fi_cache_entry *head
+        cdef fi_cache_part parts[MOST_PARTS]
+        cdef int rc, n = 0
+        if self.cache.has_sums or len(buffers) > MOST_PARTS or not all(
+                buffer.nbytes for _, buffer in buffers):
+            joined = numpy.zeros(size, numpy.uint8)
+            joined[:len(start)] = start
+            for offset, buffer in buffers:
+                joined[offset:offset + buffer.nbytes] = buffer
+            start, buffers = joined, []
+        arrays = [numpy.frombuffer(buffer, numpy.uint8) for _, buffer in buffers]
+        for n in range(len(arrays)):
+            parts[n].bytes = bytes_of(<cnp.PyArrayObject *>arrays[n])
+            parts[n].offset, parts[n].size = buffers[n][0], len(arrays[n])
+        head = <fi_cache_entry *>bytes_of(<cnp.PyArrayObject *>start)
+        begun, n = len(start), len(arrays)
         hold = self.own_token()
         if hold is None or fi_cache_is_place(word):
             return False
         claim = self.claim
-        head.size, head.kind = len(entry) - FI_CACHE_HEAD, kind
+        head.size, head.kind = size - FI_CACHE_HEAD, kind
         head.signature, head.fields = signature, fields
         if word != 0:
             token = fi_cache_token(word)
@@ -181,7 +205,7 @@ cdef class CacheTable:
         if not fi_cache_swap(&self.cache, at, 0, claim):
             return False
         with nogil:
-            rc = fi_cache_store(&self.cache, row, claim, head)
+            rc = fi_cache_store(&self.cache, row, claim, head, begun, parts, n)
         if rc == FI_CACHE_FOUND:
             fi_cache_add(&self.cache, FI_CACHE_STORED, 1)
         return rc == FI_CACHE_FOUND

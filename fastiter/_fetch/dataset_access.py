@@ -132,8 +132,8 @@ class RowAccess(NamedTuple):
 
 
 def row_access(dataset: Any) -> RowAccess:
-    """Of views, ``__fastiter_view__`` gives the dataset below and the sequence; None instead of this
-    where generators are seeded for each example, whose rows only a cache has."""
+    """Of views, ``__fastiter_view__`` gives the dataset below and the sequence; instead of this
+    None where generators are seeded for each example, whose rows only a cache has."""
     orders, is_seeded = [], False
     while True:
         view = _deciding_method(dataset, "__fastiter_view__")

@@ -26,8 +26,7 @@ from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport (
-    PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous,
-    ndim_of, new_array, scalar_into)
+    bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of, scalar_into, strides_of)
 from fastiter._clib.tensors cimport fi_dl_tensor, fi_torch_describes, fi_torch_learn, fi_torch_type
 from fastiter._ring.arena cimport WorkerRing
 
@@ -333,7 +332,8 @@ cdef class ColumnWriter(RowSink):
                 if f.subtype == TENSOR:
                     array = array_of(value)  # ends here: the tensor has the memory
                 data = NULL
-                if type_of(<PyObject *>array) == f.array_type:
+                if type_of(<PyObject *>array) == f.array_type and (
+                        is_contiguous(<cnp.PyArrayObject *>array)):
                     data = bytes_of(<cnp.PyArrayObject *>array)
                 value = array = None
                 if data != self.columns[number] + f.stride * row:
@@ -380,11 +380,19 @@ cdef class ColumnWriter(RowSink):
                         bint uncached) except -1:
         """Copies an array of the field's dtype, C-contiguous or not, of `size` bytes."""
         cdef cnp.PyArrayObject *source = <cnp.PyArrayObject *>array
+        cdef const char *data
+        cdef int64_t dims[MOST_NDIM]
+        cdef int64_t strides[MOST_NDIM]
+        cdef int axis
         if not is_contiguous(source):
-            Py_INCREF(<object>f.descr)  # the constructor takes it over
-            target = new_array(&PyArray_Type, f.descr, f.ndim, dims_of(source), NULL, place,
-                               cnp.NPY_ARRAY_CARRAY, NULL)
-            copy_into(<cnp.PyArrayObject *>target, source)
+            for axis in range(f.ndim):  # another thread may change them
+                dims[axis], strides[axis] = dims_of(source)[axis], strides_of(source)[axis]
+            data = bytes_of(source)
+            if size < NOGIL_BYTES:
+                fi_copy_strided(place, data, f.ndim, dims, strides, f.itemsize)
+            else:
+                with nogil:
+                    fi_copy_strided(place, data, f.ndim, dims, strides, f.itemsize)
         else:
             self.copy_bytes(place, bytes_of(source), array, size, uncached)
         return 1

@@ -95,7 +95,7 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pi
             else:
                 reduced = None if self.reduce is None else self.reduce(obj)
                 if reduced is None:
-                    reduced = torch_tensors.reduce_subclass(obj)
+                    reduced = torch_tensors.reduce_subclass(obj) or _reduce_image(obj)
                 if reduced is not None:
                     return reduced
             return NotImplemented if override is None else override(self, obj)
@@ -134,6 +134,24 @@ def _reduce_array(
         return None
     native = array.astype(dtype.newbyteorder("="))
     return (_as_dtype, (native, dtype)) if type(native) is type(array) else None
+
+
+def _reduce_image(value: object) -> Any:
+    """The reduction of an image of Pillow whose pixels are a buffer; None for all else."""
+    kind: Any = type(value)
+    if not kind.__module__.startswith("PIL.") or not hasattr(kind, "frombytes"):
+        return None
+    reduced = kind.__reduce_ex__(value, 5)
+    state = reduced[2] if len(reduced) > 2 else None
+    if type(state) not in (list, tuple):
+        return None
+    pixels = [
+        pickle.PickleBuffer(np.asarray(_Writable(np.frombuffer(part, np.uint8))))
+        if type(part) is bytes and part
+        else part
+        for part in state
+    ]
+    return *reduced[:2], pixels, *reduced[3:]
 
 
 class _Writable:
@@ -190,6 +208,8 @@ class Packed:
         self._mappings = mappings
         self._buffers: list[memoryview] = []
         self._least = least
+        if make is dumps:
+            make = functools.partial(dumps, writable=writable)
         self._pickle = make(value, 5, self._keep)
         if writable and any(buffer.readonly for buffer in self._buffers):
             self._buffers.clear()
@@ -224,10 +244,10 @@ class Packed:
         return self._mappings.find(address_of(buffer), buffer.nbytes)
 
     def offset_of(self, array: np.ndarray[Any, Any]) -> int:
-        """Where all bytes of a C-contiguous array lie in what is written; -1 if not in one place."""
+        """Where a C-contiguous array's bytes lie in what is written; -1 if not in one place."""
         address = array.__array_interface__["data"][0]
-        for buffer, (offset, inside) in zip(self._buffers, self._places, strict=True):
-            if inside < 0 and buffer.nbytes == array.nbytes and address_of(buffer) == address:
+        for offset, buffer in self.buffers:
+            if buffer.nbytes == array.nbytes and address_of(buffer) == address:
                 return offset
         return -1
 
@@ -239,6 +259,17 @@ class Packed:
         loaded = {name for name in names if name in sys.modules}  # no loop: others may import
         return sorted(loaded - {"__main__"})
 
+    @property
+    def buffers(self) -> list[tuple[int, memoryview]]:
+        """The buffers that are written beside the pickle, each with its offset, ascending."""
+        pairs = zip(self._places, self._buffers, strict=True)
+        return [(offset, buffer) for (offset, inside), buffer in pairs if inside < 0]
+
+    @property
+    def start(self) -> int:
+        """Bytes before the buffers."""
+        return _HEAD.size + _PAIR.size * len(self._buffers) + len(self._pickle)
+
     def _head(self, at: int = 0) -> bytes:
         pairs = [
             _PAIR.pack(at + offset if inside < 0 else inside, buffer.nbytes)
@@ -248,14 +279,17 @@ class Packed:
 
     def write_into(self, view: memoryview, seed: int, at: int = 0) -> None:
         """Writes into a part of a slot that begins `at` an offset; `seed` identifies the place."""
+        self.write_start(view, seed, at)
+        for offset, buffer in self.buffers:
+            view[offset : offset + buffer.nbytes] = buffer
+
+    def write_start(self, view: memoryview, seed: int, at: int = 0) -> None:
+        """As `write_into`, without the buffers."""
         head = self._head(at)
-        start, end = len(head), len(head) + len(self._pickle)
+        start, end = len(head), self.start
         view[:start] = head
         view[start:end] = self._pickle
         _SUM.pack_into(view, 0, status.checksum(view, _SUM.size, end, seed))
-        for (offset, inside), buffer in zip(self._places, self._buffers, strict=True):
-            if inside < 0:
-                view[offset : offset + buffer.nbytes] = buffer
 
     def write_to(self, fd: int) -> None:
         """Writes into a file, from its start on. For new shared memory this takes half the time of
@@ -263,9 +297,8 @@ class Packed:
         head = self._head()
         _write_at(fd, head, 0)
         _write_at(fd, self._pickle, len(head))
-        for (offset, inside), buffer in zip(self._places, self._buffers, strict=True):
-            if inside < 0:
-                _write_at(fd, buffer, offset)
+        for offset, buffer in self.buffers:
+            _write_at(fd, buffer, offset)
 
 
 def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:

@@ -51,7 +51,10 @@ static int store(fi_cache *cache, uint64_t row, uint64_t token, size_t bytes)
     if (!fi_cache_swap(cache, fi_cache_row(row), 0, claim))
         return FI_CACHE_NONE;
     made.head = (fi_cache_entry){.size = bytes, .kind = 3, .signature = 11, .fields = bytes / 2};
-    return fi_cache_store(cache, row, claim, &made.head);
+    if (cache->has_sums)
+        return fi_cache_store(cache, row, claim, &made.head, FI_CACHE_HEAD + bytes, NULL, 0);
+    const fi_cache_part rest = {(char *)made.content + bytes / 3, FI_CACHE_HEAD + bytes / 3, bytes - bytes / 3};
+    return fi_cache_store(cache, row, claim, &made.head, FI_CACHE_HEAD + bytes / 3, &rest, 1);
 }
 
 /* Whether a row was copied whole by the way without its head's check; false if it is empty, or was emptied. */
