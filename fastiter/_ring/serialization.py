@@ -122,13 +122,13 @@ def _reduce_array(
             return _as_strided, (whole, array.shape, dtype, start, array.strides)
         # Contiguous: a buffer, which stays outside of the pickle and keeps the dtype. The order of
         # the axes in memory stays, too: a training step may depend on it (channels last).
+        if flags.forc:
+            return np.asarray(_Writable(array)).view(dtype).__reduce_ex__(5)
         axes = np.argsort([-abs(stride) for stride in array.strides], kind="stable")
         straight = array.transpose(axes)
-        if not straight.flags.c_contiguous:
+        if not straight.flags.c_contiguous or (writable and not flags.writeable):
             straight = straight.copy()
             straight.flags.writeable = writable or flags.writeable
-        elif writable and not flags.writeable:
-            straight = np.asarray(_Writable(straight)).view(dtype)  # metadata included
         return np.transpose, (straight, np.argsort(axes).tolist())
     if dtype.isnative:
         return None
