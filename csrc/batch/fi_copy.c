@@ -5,7 +5,7 @@
 
 bool fi_outruns_cache(uint64_t batch_bytes, uint64_t batches)
 {
-    return batch_bytes > fi_cache_bytes() / fi_max_u64(1, batches);
+    return batch_bytes > fi_processor_cache_bytes() / fi_max_u64(1, batches);
 }
 
 #if defined(__SSE2__)

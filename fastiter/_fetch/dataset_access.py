@@ -121,8 +121,8 @@ def _deciding_method(
 
 
 class RowAccess(NamedTuple):
-    """What a worker may ask for a row instead of ``__getitem__``: a dataset below views of others,
-    whose examples are theirs."""
+    """The ways to a row without ``__getitem__``: those of the dataset below views, whose examples
+    are its own."""
 
     orders: tuple[Any, ...]  #: of each view, a sequence: the row of the next lower dataset
     #: its ``__fastiter_into__(row, out)``, or None
@@ -150,8 +150,8 @@ def row_access(dataset: Any) -> RowAccess:
 
 
 def _torchs_subset(dataset: Any) -> tuple[Any, Any] | None:
-    torchs = sys.modules.get("torch.utils.data")
-    if torchs is None or _deciding_class(dataset, _INDEXING) is not getattr(torchs, "Subset", None):
+    kind = getattr(sys.modules.get("torch.utils.data"), "Subset", None)
+    if kind is None or _deciding_class(dataset, _INDEXING) is not kind:
         return None
     return dataset.dataset, dataset.indices
 

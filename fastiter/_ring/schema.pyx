@@ -38,7 +38,6 @@ cnp.import_array()
 cdef extern from "Python.h":
     PyObject **items_of "&PyTuple_GET_ITEM"(object example, int first)
     void *type_of "Py_TYPE"(PyObject *value)
-    Py_ssize_t references_of "Py_REFCNT"(PyObject *value)
     bint PyUnicode_CheckExact(object text)
     int PyUnicode_KIND(object text)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
@@ -316,35 +315,9 @@ cdef class ColumnWriter(RowSink):
             self.copy_array(f, place, value, f.stride, self.uncached)
         return 1
 
-    @cython.final
     cdef bint mixes(self, Py_ssize_t row, PyObject **values) except -1:
-        """Whether to write the values may change one that is still to be written: an array that was
-        given is in use, and does not lie in its own place."""
-        cdef Py_ssize_t number, place = 0
-        cdef Field *f
-        cdef const char *data
-        for number in range(self.schema.count):
-            f = &self.schema.fields[number]
-            if f.kind != ARRAY:
-                continue
-            if self.is_in_use(place):
-                value = array = <object>values[number]
-                if f.subtype == TENSOR:
-                    array = array_of(value)  # ends here: the tensor has the memory
-                data = NULL
-                if type_of(<PyObject *>array) == f.array_type and (
-                        is_contiguous(<cnp.PyArrayObject *>array)):
-                    data = bytes_of(<cnp.PyArrayObject *>array)
-                value = array = None
-                if data != self.columns[number] + f.stride * row:
-                    return True
-            place += 1
+        """Whether to write the values may change one that is still to be written."""
         return False
-
-    @cython.final
-    cdef bint is_in_use(self, Py_ssize_t place) noexcept:
-        """Whether something else than `given` refers to an array of it: views do, and tensors."""
-        return references_of(PyList_GET_ITEM(self.given, place)) > 1
 
     @cython.final
     cdef bint describes(self, Field *f, PyObject *value, fi_dl_tensor *tensor):

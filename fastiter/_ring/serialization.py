@@ -244,7 +244,7 @@ class Packed:
         return self._mappings.find(address_of(buffer), buffer.nbytes)
 
     def offset_of(self, array: np.ndarray[Any, Any]) -> int:
-        """Where a C-contiguous array's bytes lie in what is written; -1 if not in one place."""
+        """The place of a C-contiguous array's bytes in what is written; -1 if there is none."""
         address = array.__array_interface__["data"][0]
         for offset, buffer in self.buffers:
             if buffer.nbytes == array.nbytes and address_of(buffer) == address:

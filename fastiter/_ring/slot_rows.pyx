@@ -2,9 +2,12 @@
 
 import pickle
 
+import numpy
+
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.list cimport PyList_GET_ITEM
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
@@ -12,20 +15,24 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
-from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, new_array, set_base
+from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, is_contiguous, new_array, set_base
 from fastiter._ring.arena cimport WorkerRing
 from fastiter._ring.lease cimport Lease
 from fastiter._ring.schema cimport (
-    ARRAY, MEMMAP, MOST_NDIM, RAGGED, Field, SlotWriter, entry_of, has_shape)
+    ARRAY, MEMMAP, MOST_NDIM, RAGGED, TENSOR, Field, SlotWriter, entry_of, has_shape)
 
 from fastiter._ring import row_reader
 from fastiter._ring.serialization import Packed, unpack
 from fastiter._ring.stored_fields import signature_of
 from fastiter._util.array_subtypes import wrap
 from fastiter._util.failures import dump
+from fastiter._util.torch_tensors import array_of
 from fastiter.errors import OverwrittenError
 
 cnp.import_array()
+
+cdef extern from "Python.h":
+    Py_ssize_t references_of "Py_REFCNT"(PyObject *value)
 
 
 cdef class SlotRows(SlotWriter):
@@ -34,6 +41,7 @@ cdef class SlotRows(SlotWriter):
 
     def __cinit__(self, *_):
         self.schema_number = -1
+        self.seeds_of = <uint64_t>-1
 
     @cython.final
     cdef int64_t index_of(self, uint32_t row) noexcept:
@@ -51,6 +59,25 @@ cdef class SlotRows(SlotWriter):
         part = PyBytes_FromStringAndSize(end.payload(offset + size) + offset, size)
         return unpack(memoryview(bytearray(part)),
                       fi_place_seed(end.claim.q, 0, FI_PACKED_REQUEST))
+
+    def own_seed(self):
+        """The seed of the row that is fetched by itself; of the converter between rows."""
+        cdef WorkerRing end = self.end
+        if self.seeds_of != end.claim.q:
+            self.seeds = numpy.frombuffer(self.request(), numpy.uint64)
+            self.seeds_of = end.claim.q
+        return int(self.seeds[self.row if self.row >= 0 else end.claim.n])
+
+    def wait_begins(self):
+        """The rows that are fetched wait for those of others: the time limit begins anew."""
+        fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.claim.first))
+
+    @cython.final
+    cdef bint is_made_as_a_whole(self) noexcept:
+        """Whether the batch has a single row without columns, and what it is told is no seeds."""
+        cdef fi_claim *claim = &self.end.claim
+        return (claim.n == 1 and fi_slot_schema(self.end.worker.ring, claim.slot) == 0
+                and fi_slot_has_request(self.end.worker.ring, claim.slot))
 
     # ---- written
 
@@ -176,19 +203,61 @@ cdef class SlotRows(SlotWriter):
         return tuple(shown) if shown else None
 
     @cython.final
-    cdef uint32_t store_given(self, uint32_t row, object example) except 0:
-        """As `store`, of an example that may have the arrays that `give` gave. What it has in other
-        places than their own is copied first."""
-        self.is_mixed = False
-        if self.write_into_slot(row, example):
-            return FI_ROW_OK
-        if self.is_mixed:
+    cdef uint32_t write_given(self, uint32_t row, object into, object number) except 1:
+        """Has the dataset write a row, by its method `into`; the code of the row then, or 0 if it has to
+        be fetched. What the example has in other places than their own is copied first."""
+        cdef Py_ssize_t place
+        cdef uint32_t code = FI_ROW_OK
+        out = self.give(row)
+        if out is None:
             self.given = None
-            packed = Packed(example)
-            memory = memoryview(bytearray(packed.size))
-            packed.write_into(memory, 0)
-            example = unpack(memory)
-        return self.store(row, example)
+            return 0
+        fi_worker_stat_fetch_begins(self.end.stat, self.index)
+        example = into(number, out)
+        out = None
+        given, self.is_mixed = self.given, False
+        if not self.write_into_slot(row, example):
+            if self.is_mixed:
+                packed = Packed(example)
+                memory = memoryview(bytearray(packed.size))
+                packed.write_into(memory, 0)
+                example = unpack(memory)
+                packed = None  # which has the arrays
+            self.given = None
+            code = self.store(row, example)
+        example = None
+        self.given = given
+        self.is_kept = False
+        for place in range(len(given)):
+            self.is_kept |= self.is_in_use(place)
+        self.given = None
+        return code
+
+    cdef bint mixes(self, Py_ssize_t row, PyObject **values) except -1:
+        cdef Py_ssize_t number, place = 0
+        cdef Field *f
+        cdef const char *data
+        for number in range(self.schema.count):
+            f = &self.schema.fields[number]
+            if f.kind != ARRAY:
+                continue
+            if self.is_in_use(place):
+                value = array = <object>values[number]
+                if f.subtype == TENSOR:
+                    array = array_of(value)  # ends here: the tensor has the memory
+                data = NULL
+                if type(array) is numpy.ndarray and is_contiguous(<cnp.PyArrayObject *>array):
+                    data = bytes_of(<cnp.PyArrayObject *>array)
+                value = array = None
+                if data != self.places[number] + f.stride * row:
+                    return True
+            place += 1
+        return False
+
+    @cython.final
+    cdef bint is_in_use(self, Py_ssize_t place) noexcept:
+        """Whether something else than `given` refers to an array of it: views do, and tensors."""
+        return references_of(PyList_GET_ITEM(self.given, place)) > 1
 
     @cython.final
     cdef uint32_t store_failure(self, uint32_t row, object error) except 0:

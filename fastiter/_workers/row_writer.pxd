@@ -13,8 +13,6 @@ cdef class RowWriter(SlotRows):
     cdef object orders, into, cache_of  # see `RowAccess`
     cdef CacheTable table  # of the claim, or None
     cdef bint is_placing  # rows of the claim may be written without their examples
-    cdef object seeds  # uint64 (n + 1,), of the batch `seeds_of`
-    cdef uint64_t seeds_of
     cdef object memory  # a number of the arena
     cdef public object rows  # those that are fetched by one call, or None
     cdef public object counter  # tells which of them is meant, or None
@@ -51,11 +49,9 @@ cdef class RowWriter(SlotRows):
     cdef void choose_timed_row(self) noexcept
     cdef bint place(self, uint32_t row) noexcept
     cdef bint put_stored(self, uint32_t row, object number) except -1
-    cdef bint put_given(self, uint32_t row, object number) except -1
     cdef void placed(self, uint32_t row, uint32_t code) noexcept
     cdef int fill_whole(self, uint32_t row) except -1
     cdef bint promise(self, uint32_t row, int64_t since) noexcept
-    cdef bint is_made_as_a_whole(self) noexcept
     cdef bint wins(self, uint32_t row, int64_t since, int64_t fetched) noexcept
     cdef void timed(self, fi_worker_stat *stat, int64_t since, int64_t fetched, int64_t index,
                     uint32_t rows, uint32_t weight) noexcept

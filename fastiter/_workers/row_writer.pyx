@@ -37,8 +37,6 @@ cdef enum:
     TRACED_NS = 10000  # rows are recorded together until they have taken this long
     NO_ROW = 0xFFFFFFFF
 
-cdef uint64_t NO_BATCH = <uint64_t>-1
-
 
 cdef class RowWriter(SlotRows):
     """Fetches the examples of claimed rows, writes them into the slot, and finishes batches.
@@ -61,7 +59,6 @@ cdef class RowWriter(SlotRows):
             self.into = None
         self.memory = os.fstat(end.arena.fd).st_ino
         row_groups.worker = self
-        self.seeds_of = NO_BATCH
         self.row = -1
         self.timed_row = NO_ROW
         self.tolerates = True
@@ -90,14 +87,6 @@ cdef class RowWriter(SlotRows):
             index,
         )
 
-    def own_seed(self):
-        """The seed of the row that is fetched by itself; of the converter between rows."""
-        cdef WorkerRing end = self.end
-        if self.seeds_of != end.claim.q:
-            self.seeds = numpy.frombuffer(self.request(), numpy.uint64)
-            self.seeds_of = end.claim.q
-        return int(self.seeds[self.row if self.row >= 0 else end.claim.n])
-
     @property
     def n_examples(self):
         """Length of the dataset; -1 if it has none."""
@@ -122,10 +111,6 @@ cdef class RowWriter(SlotRows):
         found = numpy.empty(<size_t>geometry.slots * geometry.rows, numpy.int64)
         return found[:fi_rows_before(
             &end.worker, &end.claim, <int64_t *>bytes_of(<cnp.PyArrayObject *>found), len(found))]
-
-    def wait_begins(self):
-        """The rows that are fetched wait for those of others: the time limit begins anew."""
-        fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.claim.first))
 
     def run(self, batch_converter, uint64_t claims):
         """Fills rows and finishes batches until the ring says stop, or `claims` ranges are done."""
@@ -247,6 +232,7 @@ cdef class RowWriter(SlotRows):
     cdef bint place(self, uint32_t row) noexcept:
         """Writes a row without an example of its own: from a cache below the dataset, or by the
         dataset itself. False if the reader has to fetch it."""
+        cdef uint32_t code
         try:
             number = self.index
             for order in self.orders:
@@ -256,18 +242,25 @@ cdef class RowWriter(SlotRows):
         try:
             if self.table is not None and self.put_stored(row, number):
                 return True
-            return self.into is not None and self.put_given(row, number)
+            code = 0 if self.into is None else self.write_given(row, self.into, number)
+            if code == 0:
+                return False
+            if self.is_kept:
+                logger.warning("%s.__fastiter_into__ keeps an array that it was given: from now on "
+                               "__getitem__ is called", type(self.into.__self__).__qualname__)
+                self.into = None
+            self.fetched = fi_now_ns()
+            self.placed(row, code)
         except BaseException as error:
             self.given = None
             self.fail_row(row, error)
-            return True
+        return True
 
     @cython.final
     cdef bint put_stored(self, uint32_t row, object number) except -1:
         cdef fi_cache *cache = &self.table.cache
-        cdef int64_t place = number
-        if place < 0:
-            place += cache.length
+        cdef int64_t place = number  # of a view's sequence, from the end if it is negative
+        place += cache.length if place < 0 else 0
         if not 0 <= place < <int64_t>cache.length or not self.find_stored(cache, place):
             return False
         self.fetched = fi_now_ns() if self.times_all or row == self.timed_row else self.begun
@@ -283,34 +276,6 @@ cdef class RowWriter(SlotRows):
         example = self.reader.dataset[self.index]  # at once, as the row is owned
         Py_INCREF(example)
         self.put_example(row, <PyObject *>example)
-        return True
-
-    @cython.final
-    cdef bint put_given(self, uint32_t row, object number) except -1:
-        cdef Py_ssize_t place
-        cdef uint32_t code
-        out = self.give(row)
-        if out is None:
-            self.given = None
-            return False
-        fi_worker_stat_fetch_begins(self.end.stat, self.index)
-        example = self.into(number, out)
-        out = None
-        if self.times_all or row == self.timed_row:
-            self.fetched = fi_now_ns()
-        given = self.given
-        code = self.store_given(row, example)
-        example = None
-        self.given = given
-        for place in range(len(given)):
-            if self.is_in_use(place) and self.into is not None:
-                logger.warning(
-                    "%s.__fastiter_into__ keeps an array that it was given, which will hold other "
-                    "rows: from now on __getitem__ is called instead",
-                    type(self.into.__self__).__qualname__)
-                self.into = None
-        self.given = None
-        self.placed(row, code)
         return True
 
     @cython.final
@@ -385,13 +350,6 @@ cdef class RowWriter(SlotRows):
         if self.announces:
             return fi_row_announce(&end.worker, &end.claim, row, since, &self.index)
         return fi_row_promise(&end.worker, &end.claim, row, since, &self.index)
-
-    @cython.final
-    cdef bint is_made_as_a_whole(self) noexcept:
-        """Whether the batch has a single row without columns, and what it is told is no seeds."""
-        cdef fi_claim *claim = &self.end.claim
-        return (claim.n == 1 and fi_slot_schema(self.end.worker.ring, claim.slot) == 0
-                and fi_slot_has_request(self.end.worker.ring, claim.slot))
 
     @cython.final
     cdef bint wins(self, uint32_t row, int64_t since, int64_t fetched) noexcept:

@@ -2,12 +2,20 @@
  * counted; clearing while others store leaves no row of before. */
 #define _GNU_SOURCE
 #include "check.h"
-#include "os/fi_cache.h"
-#include "os/fi_platform.h"
+
+#define fi_memory_available memory_of_the_test
+#include "os/fi_cache.c"
 
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
+
+static uint64_t available = UINT64_MAX;
+
+uint64_t memory_of_the_test(void)
+{
+    return available;
+}
 
 enum { ROWS = 50, BYTES = 1000 };
 
@@ -133,6 +141,29 @@ static void rows_and_limit(void)
     end(&cache);
 }
 
+/* The machine's memory is looked at before each 16 MiB, and again a second after it was short. */
+static void short_memory(void)
+{
+    fi_cache cache;
+    begin(&cache, UINT64_MAX, false);
+    cache.takes_memory = true;
+    available = 1000;
+    CHECK_EQ(store(&cache, 1, 1, BYTES), FI_CACHE_FOUND);
+    fi_cache_put(&cache, FI_CACHE_END, LOOK_BYTES - FI_CACHE_HEAD);
+    CHECK_EQ(store(&cache, 2, 1, BYTES), FI_CACHE_REFUSED);
+    CHECK_EQ(fi_cache_load(&cache, FI_CACHE_FULL), FI_CACHE_NO_MEMORY);
+    CHECK_EQ(fi_cache_load(&cache, fi_cache_row(2)), 0);
+    CHECK(!fi_cache_has_room(&cache));
+    CHECK_EQ(read_row(&cache, 1), FI_CACHE_FOUND);
+    fi_cache_put(&cache, FI_CACHE_RETRY_NS, 0); /* the second is over */
+    CHECK(fi_cache_has_room(&cache));
+    CHECK_EQ(store(&cache, 2, 1, BYTES), FI_CACHE_REFUSED);
+    available = UINT64_MAX;
+    CHECK_EQ(store(&cache, 2, 1, BYTES), FI_CACHE_FOUND);
+    CHECK_EQ(fi_cache_load(&cache, FI_CACHE_FULL), FI_CACHE_HAS_ROOM);
+    end(&cache);
+}
+
 static void copies(bool has_sums)
 {
     fi_cache cache;
@@ -227,6 +258,7 @@ static void clearing_beside_others(bool has_sums)
 int main(void)
 {
     rows_and_limit();
+    short_memory();
     copies(true);
     copies(false);
     damage();

@@ -128,10 +128,10 @@ static void test_strided(void)
 
 static void test_what_outruns_the_cache(void)
 {
-    const uint64_t cache = fi_cache_bytes();
+    const uint64_t cache = fi_processor_cache_bytes();
 
     CHECK(cache >= 1 << 15);
-    CHECK_EQ(cache, fi_cache_bytes());
+    CHECK_EQ(cache, fi_processor_cache_bytes());
     CHECK(!fi_outruns_cache(0, 5));
     CHECK(!fi_outruns_cache(cache / 5, 5));
     CHECK(fi_outruns_cache(cache / 5 + 1, 5));

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import fastiter
+from fastiter._ring.serialization import dumps
 from fastiter.datasets import CachedDataset, SubDataset
 
 
@@ -268,6 +269,11 @@ def test_wrong_arguments_are_named(arguments, error, text, tmp_path, monkeypatch
 def test_a_stream_cannot_be_cached():
     with pytest.raises(TypeError, match="stream"):
         fastiter.cache(itertools.count())
+
+
+def test_a_cache_in_memory_does_not_travel_to_another_machine():
+    with pytest.raises(TypeError, match="path="):  # as an iterator with workers on a cluster packs
+        dumps([fastiter.cache([1])], 5, None)
 
 
 def test_a_cache_in_memory_does_not_pickle():

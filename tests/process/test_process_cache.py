@@ -14,6 +14,7 @@ from outside import wait_until
 
 import fastiter
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator
+from fastiter._ring.serialization import unpack
 from fastiter.datasets import SubDataset
 
 METHODS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.stress)]
@@ -343,18 +344,21 @@ def is_right_even(example, i):
     return rest == (i, i / 2, i % 2 == 0, i) and type(example["n"]) is np.float32
 
 
-def load_nothing(*args, **kwargs):
-    raise AssertionError("an example was made of a stored row")
+def counting(*args, **kwargs):
+    with CALLS:
+        CALLS.value += 1
+    return unpack(*args, **kwargs)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"seed_examples": True}, {"hedge": 0.5}], ids=str)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_hits_are_copied_without_their_examples(kind, view, arguments, tmp_path, monkeypatch):
-    monkeypatch.setattr("fastiter.datasets.cached_dataset.unpack", load_nothing)
+    monkeypatch.setattr("fastiter.datasets.cached_dataset.unpack", counting)
     for rows, check in ((Rows(), is_right), (Even(), is_right_even)):
         cached = fastiter.cache(rows, **place_of(kind, tmp_path / type(rows).__name__))
         dataset = VIEWS[view](cached)
+        CALLS.value = 0
         iterator = MultiprocessIterator(
             dataset, 6, n_processes=2, shuffle=True, context="fork", **arguments
         )
@@ -363,9 +367,9 @@ def test_hits_are_copied_without_their_examples(kind, view, arguments, tmp_path,
                 for example in next(iterator):
                     label = example["i"] if type(example) is dict else example[1]
                     assert check(example, label)
-        stats = cached.stats()  # a row that does not load would be damaged, and fetched again
-        # Hedged rows of the first batches, whose columns are not known, may be fetched twice.
-        assert stats.damaged <= (6 if "hedge" in arguments else 0)
+        stats = cached.stats()
+        # Until the columns are known, rows are examples, which take a moment on a busy machine.
+        assert stats.damaged == 0 and CALLS.value <= stats.hits / 4
         assert stats.hits >= 3 * len(dataset) - 12
         assert len(dataset) <= stats.misses <= len(dataset) + 12
 
