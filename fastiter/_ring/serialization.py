@@ -142,16 +142,12 @@ def _reduce_image(value: object) -> Any:
     if not kind.__module__.startswith("PIL.") or not hasattr(kind, "frombytes"):
         return None
     reduced = kind.__reduce_ex__(value, 5)
-    state = reduced[2] if len(reduced) > 2 else None
-    if type(state) not in (list, tuple):
+    state: Any = reduced[2] if len(reduced) > 2 else None
+    # Of all images: info, mode, size, palette, pixels; what follows is a subclass's.
+    if type(state) not in (list, tuple) or len(state) < 5 or type(state[4]) is not bytes:
         return None
-    pixels = [
-        pickle.PickleBuffer(np.asarray(_Writable(np.frombuffer(part, np.uint8))))
-        if type(part) is bytes and part
-        else part
-        for part in state
-    ]
-    return *reduced[:2], pixels, *reduced[3:]
+    pixels: Any = np.asarray(_Writable(np.frombuffer(state[4], np.uint8)))
+    return *reduced[:2], [*state[:4], pickle.PickleBuffer(pixels), *state[5:]], *reduced[3:]
 
 
 class _Writable:

@@ -40,7 +40,8 @@ def signature_of(schema: Schema | None) -> int:
         return 0
     parts: list[Any] = []
     size = 0
-    for number, (kind, dtype, shape) in enumerate(schema.specs):
+    specs: tuple[Any, ...] = schema.specs
+    for number, (kind, dtype, shape) in enumerate(specs):
         subtype = schema.subtypes.get(number, array_subtypes.NONE)
         if kind in (OBJECT, TEXT) or subtype == array_subtypes.MEMMAP:
             return 0
@@ -52,8 +53,8 @@ def signature_of(schema: Schema | None) -> int:
         size += 8 * (1 + ndim) if is_array else 8 if dtype is None else -(-dtype.itemsize // 8) * 8
     if size > MOST_BYTES:
         return 0
-    kind = schema.type
-    named = None if kind is None else f"{kind.__module__}.{kind.__qualname__}"
+    own: Any = schema.type
+    named = None if own is None else f"{own.__module__}.{own.__qualname__}"
     text = repr((schema.container, schema.keys, named, parts)).encode()
     return status.checksum(text, 0, len(text), 0) or 1
 
@@ -80,8 +81,8 @@ def fields_of(example: Any, packed: Packed) -> tuple[int, bytes]:
             parts.append(b"")
             parts.append(np.array(shape, np.int64).tobytes())
         else:
-            dtype = {INT: np.int64, FLOAT: np.float64, BOOL: np.bool_}.get(kind)
-            data = np.asarray(value, dtype).tobytes()
+            number: Any = {INT: np.int64, FLOAT: np.float64, BOOL: np.bool_}.get(kind)
+            data = np.asarray(value, number).tobytes()
             parts.append(data + bytes(-len(data) % 8))
     size = 8 * len(places) + sum(map(len, parts))
     size += -size % _UNIT

@@ -173,7 +173,7 @@ cdef class RowWriter(SlotRows):
         if self.reader.getter is None:
             fi_worker_pace(&end.worker, end.claim.count, now - since)
         elif self.n_calls == 1:
-            fi_call_cost_add(&end.worker.call, self.n_called, now - since)
+            fi_call_cost_add(&end.worker.call, self.n_called, now - self.since)
         fi_worker_stat_busy(stat, now - since)
         fi_cpu_meter_look(&self.cpu, stat, now)
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import errno
+import io
 import itertools
 import logging
 import math
@@ -134,6 +135,19 @@ def test_tensors_and_images(place):
             assert again.tobytes() == image.tobytes() and again.mode == "RGB"
             tensor += 1
             assert torch.equal(cached[0][0], torch.arange(4.0))
+
+
+def test_images_of_all_modes(place):
+    image_module = pytest.importorskip("PIL.Image")
+    dice = np.random.default_rng(0)
+    image = image_module.fromarray(dice.integers(0, 256, (9, 7, 3), np.uint8))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    images = [image.convert(mode) for mode in ("RGB", "L", "1", "P", "RGBA", "CMYK", "F", "I")]
+    images += [image_module.open(file), image_module.new("RGB", (0, 0))]
+    with fastiter.cache(images, **place) as cached:
+        for i in [*range(len(images)), *range(len(images))]:
+            assert type(cached[i]) is type(images[i]) and cached[i] == images[i]
 
 
 def test_what_is_returned_is_private(place):
