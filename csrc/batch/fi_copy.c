@@ -5,7 +5,7 @@
 
 bool fi_outruns_cache(uint64_t batch_bytes, uint64_t batches)
 {
-    return batch_bytes > fi_cache_bytes() / fi_max_u64(1, batches);
+    return batch_bytes > fi_processor_cache_bytes() / fi_max_u64(1, batches);
 }
 
 #if defined(__SSE2__)
@@ -105,3 +105,58 @@ void fi_fill_uncached(void *dst, const void *line, size_t bytes)
 }
 
 #endif
+
+/* A call of memcpy for each few bytes would take longer than the copy. */
+#define COPY_RUNS(bytes)                                           \
+    case bytes:                                                    \
+        for (int64_t i = 0; i < n; i++, dst += (bytes), src += stride) \
+            memcpy(dst, src, (bytes));                             \
+        break
+
+static void copy_runs(char *dst, const char *src, int64_t n, int64_t stride, size_t run)
+{
+    switch (run) {
+        COPY_RUNS(1);
+        COPY_RUNS(2);
+        COPY_RUNS(3);
+        COPY_RUNS(4);
+        COPY_RUNS(6);
+        COPY_RUNS(8);
+        COPY_RUNS(12);
+        COPY_RUNS(16);
+    default:
+        for (int64_t i = 0; i < n; i++, dst += run, src += stride)
+            memcpy(dst, src, run);
+    }
+}
+
+void fi_copy_strided(void *dst, const void *src, int ndim, const int64_t *dims,
+                     const int64_t *strides, size_t itemsize)
+{
+    char *out = dst;
+    const char *in = src;
+    int64_t at[FI_COPY_NDIM] = {0};
+    size_t run = itemsize; /* bytes that lie side by side in both */
+
+    for (int axis = 0; axis < ndim; axis++)
+        if (dims[axis] == 0)
+            return;
+    while (ndim > 0 && (dims[ndim - 1] == 1 || strides[ndim - 1] == (int64_t)run))
+        run *= (size_t)dims[--ndim];
+    if (ndim == 0) {
+        memcpy(out, in, run);
+        return;
+    }
+    for (;;) {
+        copy_runs(out, in, dims[ndim - 1], strides[ndim - 1], run);
+        out += (size_t)dims[ndim - 1] * run;
+        int axis = ndim - 2;
+        for (; axis >= 0 && ++at[axis] == dims[axis]; axis--) {
+            in -= (dims[axis] - 1) * strides[axis];
+            at[axis] = 0;
+        }
+        if (axis < 0)
+            return;
+        in += strides[axis];
+    }
+}

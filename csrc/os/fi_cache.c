@@ -2,6 +2,8 @@
 #include "os/fi_cache.h"
 
 #include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -137,21 +139,24 @@ static uint64_t sum_of(const fi_cache_entry *head, const void *content)
     return fi_checksum(content, head->size, sum);
 }
 
-int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, uint64_t kind, void *entry,
-                   uint64_t content)
+int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry,
+                   uint64_t begun, const fi_cache_part *parts, int n)
 {
     uint64_t word = fi_cache_row(row), offset = 0;
-    uint64_t bytes = (FI_CACHE_HEAD + content + FI_CACHE_HEAD - 1) / FI_CACHE_HEAD * FI_CACHE_HEAD;
+    uint64_t bytes = (FI_CACHE_HEAD + entry->size + FI_CACHE_HEAD - 1) / FI_CACHE_HEAD * FI_CACHE_HEAD;
     int rc = reserve(cache, bytes, &offset);
     if (rc != FI_CACHE_FOUND) {
         (void)fi_cache_swap(cache, word, claim, 0);
         return rc;
     }
-    fi_cache_entry *head = entry;
-    *head = (fi_cache_entry){.row = row, .offset = offset, .size = content, .kind = kind};
+    entry->sum = entry->zero = 0;
+    entry->row = row;
+    entry->offset = offset;
     if (cache->has_sums)
-        head->sum = sum_of(head, (char *)entry + FI_CACHE_HEAD);
-    bool is_written = write_all(cache->fd, entry, FI_CACHE_HEAD + content, offset);
+        entry->sum = sum_of(entry, entry + 1);
+    bool is_written = write_all(cache->fd, (char *)entry, begun, offset);
+    for (int i = 0; is_written && i < n; i++)
+        is_written = write_all(cache->fd, parts[i].bytes, parts[i].size, offset + parts[i].offset);
     if (is_written) {
         /* Any storer of this opening writes the same stamp. */
         fi_cache_put(cache, word + 1, fi_cache_load(cache, FI_CACHE_STAMP));
@@ -178,27 +183,97 @@ int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_e
     struct stat status;
     if (offset < fi_cache_start(cache->length) ||
         !read_all(cache->fd, (char *)head, sizeof *head, offset) || head->row != row ||
-        head->offset != offset || fstat(cache->fd, &status) != 0 ||
+        head->offset != offset || head->fields > head->size || fstat(cache->fd, &status) != 0 ||
         (uint64_t)status.st_size < offset || /* it was cut meanwhile */
         head->size > (uint64_t)status.st_size - offset)
         return FI_CACHE_BAD;
     return FI_CACHE_FOUND;
 }
 
+static bool is_checked_before(const fi_cache *cache, uint64_t row)
+{
+    return !cache->has_sums ||
+           (!cache->is_private && fi_cache_load(cache, fi_cache_row(row) + 1) ==
+                                      fi_cache_load(cache, FI_CACHE_STAMP));
+}
+
 int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content)
 {
     uint64_t at = fi_cache_row(head->row), stamp = fi_cache_load(cache, FI_CACHE_STAMP);
-    bool is_checked = !cache->has_sums || (!cache->is_private && fi_cache_load(cache, at + 1) == stamp);
+    bool is_checked = is_checked_before(cache, head->row);
     bool is_whole = read_all(cache->fd, content, head->size, head->offset + FI_CACHE_HEAD);
     if (is_whole && !is_checked) {
         is_whole = head->sum == sum_of(head, content);
         if (is_whole)
             fi_cache_put(cache, at + 1, stamp);
     }
-    /* A row is emptied before its pages are given back. */
-    if (fi_cache_load(cache, at) != word)
+    if (!fi_cache_has(cache, head->row, word))
         return FI_CACHE_NONE;
     return is_whole ? FI_CACHE_FOUND : FI_CACHE_BAD;
+}
+
+bool fi_cache_has(const fi_cache *cache, uint64_t row, uint64_t word)
+{
+    atomic_thread_fence(memory_order_acquire); /* after what was read */
+    return fi_cache_load(cache, fi_cache_row(row)) == word; /* emptied before pages are given back */
+}
+
+bool fi_cache_copy(const fi_cache *cache, uint64_t offset, void *into, uint64_t bytes)
+{
+    return read_all(cache->fd, into, bytes, offset);
+}
+
+void fi_cache_unmap(fi_cache *cache)
+{
+    if (cache->view != NULL)
+        (void)munmap(cache->view, cache->view_bytes);
+    cache->view = NULL;
+    cache->view_bytes = cache->view_end = 0;
+}
+
+const char *fi_cache_view(fi_cache *cache, uint64_t offset, uint64_t bytes)
+{
+    struct stat status;
+    uint64_t end = offset + bytes;
+    if (cache->has_sums || end < offset)
+        return NULL;
+    if (end > cache->view_end) {
+        if (fstat(cache->fd, &status) != 0 || end > (uint64_t)status.st_size)
+            return NULL;
+        cache->view_end = (uint64_t)status.st_size;
+    }
+    if (end > cache->view_bytes) {
+        uint64_t size = 2 * cache->view_end; /* what lies beyond the end is mapped for later */
+        fi_cache_unmap(cache);
+        void *view = mmap(NULL, size, PROT_READ, MAP_SHARED, cache->fd, 0);
+        if (view == MAP_FAILED)
+            return NULL;
+        cache->view = view;
+        cache->view_bytes = size;
+        cache->view_end = size / 2;
+    }
+    return cache->view + offset;
+}
+
+bool fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry *head)
+{
+    *word = fi_cache_load(cache, fi_cache_row(row));
+    if (!fi_cache_is_place(*word) || !is_checked_before(cache, row))
+        return false;
+    uint64_t offset = (*word & PLACE_BITS) * FI_CACHE_HEAD;
+    const char *view = fi_cache_view(cache, offset, FI_CACHE_HEAD);
+    if (view != NULL)
+        *head = *(const fi_cache_entry *)view;
+    else if (!read_all(cache->fd, (char *)head, sizeof *head, offset))
+        return false;
+    if (head->signature == 0 || head->row != row || head->offset != offset ||
+        head->fields > FI_CACHE_PEEK - FI_CACHE_HEAD)
+        return false;
+    view = fi_cache_view(cache, offset + FI_CACHE_HEAD, head->fields);
+    if (view == NULL)
+        return read_all(cache->fd, (char *)(head + 1), head->fields, offset + FI_CACHE_HEAD);
+    memcpy(head + 1, view, head->fields);
+    return true;
 }
 
 void fi_cache_clear(fi_cache *cache)

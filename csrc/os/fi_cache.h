@@ -13,6 +13,7 @@
 
 #define FI_CACHE_TOKENS 1024u
 #define FI_CACHE_HEAD 64u /* bytes before the content of an entry, and the unit of places */
+#define FI_CACHE_PEEK 1024u /* bytes of an entry that fi_cache_peek reads at most, its head included */
 
 enum fi_cache_word { /* words of the header that change; those before describe the file */
     FI_CACHE_END = 128, /* where the next entry goes */
@@ -48,11 +49,21 @@ typedef struct fi_cache {
     bool takes_memory; /* entries take memory of the machine */
     bool has_sums;     /* entries have checksums */
     bool is_private;   /* words are this process' own: the file is read-only */
+    char *view;        /* see fi_cache_view */
+    uint64_t view_bytes, view_end; /* of the mapping; of what was found to lie in the file */
 } fi_cache;
 
+/* The content begins with `fields` bytes for those who know what the signature means, not 0: they find
+ * the parts of the row there, without the rest. */
 typedef struct fi_cache_entry {
-    uint64_t sum, row, offset, size, kind, zeros[3];
+    uint64_t sum, row, offset, size, kind, signature, fields, zero;
 } fi_cache_entry;
+
+/* A part of an entry that lies elsewhere in memory; what no part covers is zero. */
+typedef struct fi_cache_part {
+    const char *bytes;
+    uint64_t offset, size; /* from the head on */
+} fi_cache_part;
 
 /* Bytes before the entries. */
 uint64_t fi_cache_start(uint64_t length);
@@ -71,17 +82,35 @@ uint64_t fi_cache_key(uint64_t claim);
 /* Whether to try to store now. */
 bool fi_cache_has_room(fi_cache *cache);
 
-/* Stores a row that `claim` holds: `entry` of FI_CACHE_HEAD + content bytes, of which it fills in the
- * head. FI_CACHE_FOUND; FI_CACHE_REFUSED if there is no room; FI_CACHE_NONE if the claim was lost. The
+/* Stores a row that `claim` holds: `begun` bytes from `entry` on, which begins with its head, of which
+ * it fills in what this table knows; then the parts, of which a table with checksums takes none.
+ * FI_CACHE_FOUND; FI_CACHE_REFUSED if there is no room; FI_CACHE_NONE if the claim was lost. The
  * claim is gone in each case. */
-int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, uint64_t kind, void *entry,
-                   uint64_t content);
+int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry,
+                   uint64_t begun, const fi_cache_part *parts, int n);
 
 /* The entry of a row whose word is `word`: its head. FI_CACHE_BAD if it cannot be that. */
 int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head);
 
 /* Its content. FI_CACHE_NONE if the row was emptied meanwhile, FI_CACHE_BAD if it is damaged. */
 int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content);
+
+/* The first FI_CACHE_PEEK bytes of the entry of a row that needs no check, or as many as it has. False
+ * if there is no such row. */
+bool fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry *head);
+
+/* Copies bytes of the file; false if it has none there. */
+bool fi_cache_copy(const fi_cache *cache, uint64_t offset, void *into, uint64_t bytes);
+
+/* Where these bytes of memory without a name are mapped; NULL of a file, which somebody may cut, or if
+ * they cannot be. Called by one thread at a time; good until the next call. */
+const char *fi_cache_view(fi_cache *cache, uint64_t offset, uint64_t bytes);
+
+/* Whether the row still has this word: what was read of its entry was whole then. */
+bool fi_cache_has(const fi_cache *cache, uint64_t row, uint64_t word);
+
+/* Ends the view. */
+void fi_cache_unmap(fi_cache *cache);
 
 /* Empties all rows and gives their space back. */
 void fi_cache_clear(fi_cache *cache);

@@ -307,7 +307,7 @@ static uint64_t largest_cache(void)
     return largest != 0 ? largest : UNKNOWN_CACHE;
 }
 
-uint64_t fi_cache_bytes(void)
+uint64_t fi_processor_cache_bytes(void)
 {
     static _Atomic uint64_t known;
     uint64_t bytes = fi_load_relaxed(&known); /* all find the same */

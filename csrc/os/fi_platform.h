@@ -60,7 +60,7 @@ uint64_t fi_memory_total(void);
 
 /* Bytes of the largest cache of this machine's first processor; 32 MiB if the system does not tell.
  * Looked up once for each process. */
-uint64_t fi_cache_bytes(void);
+uint64_t fi_processor_cache_bytes(void);
 
 /* ---- doorbells ------------------------------------------------------------------------- */
 

@@ -50,6 +50,7 @@ cdef extern from "os/fi_cache.h" nogil:
     enum:
         FI_CACHE_TOKENS
         FI_CACHE_HEAD
+        FI_CACHE_PEEK
         FI_CACHE_END
         FI_CACHE_BASE
         FI_CACHE_STAMP
@@ -69,7 +70,10 @@ cdef extern from "os/fi_cache.h" nogil:
         FI_CACHE_REFUSED
     ctypedef uint64_t atomic_word "_Atomic uint64_t"
     ctypedef struct fi_cache_entry:
-        uint64_t row, offset, size, kind
+        uint64_t row, offset, size, kind, signature, fields
+    ctypedef struct fi_cache_part:
+        const char *bytes
+        uint64_t offset, size
     ctypedef struct fi_cache:
         int fd
         atomic_word *words
@@ -86,10 +90,15 @@ cdef extern from "os/fi_cache.h" nogil:
     uint64_t fi_cache_token(uint64_t claim)
     uint64_t fi_cache_key(uint64_t claim)
     bint fi_cache_has_room(fi_cache *cache)
-    int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, uint64_t kind, void *entry,
-                       uint64_t content)
+    int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry,
+                       uint64_t begun, const fi_cache_part *parts, int n)
     int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head)
     int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content)
+    bint fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry *head)
+    bint fi_cache_copy(const fi_cache *cache, uint64_t offset, void *into, uint64_t bytes)
+    const char *fi_cache_view(fi_cache *cache, uint64_t offset, uint64_t bytes)
+    bint fi_cache_has(const fi_cache *cache, uint64_t row, uint64_t word)
+    void fi_cache_unmap(fi_cache *cache)
     void fi_cache_clear(fi_cache *cache)
 
 

@@ -22,6 +22,8 @@ cdef extern from "batch/fi_copy.h" nogil:
 
     bint fi_outruns_cache(uint64_t batch_bytes, uint64_t batches)
     void fi_copy(void *dst, const void *src, size_t bytes, bint uncached)
+    void fi_copy_strided(void *dst, const void *src, int ndim, const int64_t *dims,
+                         const int64_t *strides, size_t itemsize)
 
 
 cdef extern from "batch/fi_gather.h" nogil:

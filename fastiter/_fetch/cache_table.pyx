@@ -23,6 +23,9 @@ from fastiter._util.concurrency import renew_in_child
 
 cnp.import_array()
 
+cdef enum:
+    MOST_PARTS = 16
+
 HEAD_BYTES = FI_CACHE_HEAD
 
 
@@ -48,13 +51,6 @@ cdef class CacheTable:
     is_private : whether the file is read-only: what changes stays in this process.
     """
 
-    cdef object __weakref__
-    cdef fi_cache cache
-    cdef uint64_t mapped
-    cdef object locks, hold
-    cdef int pid
-    cdef uint64_t claim
-
     def __cinit__(self, int fd, uint64_t length, uint64_t limit, bint takes_memory, bint has_sums,
                   bint is_private):
         cdef void *base
@@ -74,6 +70,7 @@ cdef class CacheTable:
         renew_in_child(self)
 
     def __dealloc__(self):
+        fi_cache_unmap(&self.cache)
         if self.cache.words != NULL:
             munmap(<void *>self.cache.words, self.mapped)
         if self.cache.fd >= 0:
@@ -121,9 +118,9 @@ cdef class CacheTable:
     # ---- entries
 
     def read(self, uint64_t row, bint content=True):
-        """The entry of a row: (word, kind, offset of the content, bytes of it, uint8 array (n,) with
-        memory of its own); None if there is none. Without `content` there is no array if the row has
-        been checked before."""
+        """The entry of a row: (word, kind, offset of the content behind the fields, bytes of it, uint8
+        array (n,) with memory of its own); None if there is none. Without `content` there is no array
+        if the row has been checked before."""
         cdef fi_cache_entry head
         cdef int rc
         cdef uint64_t at = fi_cache_row(row), word = fi_cache_load(&self.cache, at)
@@ -141,11 +138,18 @@ cdef class CacheTable:
             self.drop(row, word)
         if rc != FI_CACHE_FOUND:
             return None
-        return word, head.kind, head.offset + FI_CACHE_HEAD, head.size, array
+        if array is not None:
+            array = array[head.fields:]
+        return (word, head.kind, head.offset + FI_CACHE_HEAD + head.fields, head.size - head.fields,
+                array)
 
     cdef bint is_checked(self, uint64_t at):
         return not self.cache.has_sums or not self.cache.is_private and (
             fi_cache_load(&self.cache, at + 1) == fi_cache_load(&self.cache, FI_CACHE_STAMP))
+
+    def has(self, uint64_t row, uint64_t word):
+        """Whether a row still has a word: what was read of its entry was whole."""
+        return fi_cache_has(&self.cache, row, word)
 
     def drop(self, uint64_t row, uint64_t word):
         """Empties a row that is damaged, if it still has that word."""
@@ -157,18 +161,37 @@ cdef class CacheTable:
         return not self.cache.is_private and fi_cache_has_room(&self.cache) and (
             not fi_cache_is_place(fi_cache_load(&self.cache, fi_cache_row(row))))
 
-    def store(self, uint64_t row, uint64_t kind, entry):
-        """Stores a row, if no other process does: `entry` is a uint8 array (HEAD_BYTES + n,), of
-        which the first bytes are written over. Returns whether it is stored by this call; no signal
-        handler of Python's runs between the claim and its end."""
-        cdef uint64_t at = fi_cache_row(row), word = fi_cache_load(&self.cache, at), claim, size
-        cdef char *source
-        cdef int rc
+    def store(self, uint64_t row, uint64_t kind, uint64_t size, start, list buffers,
+              uint64_t signature=0, uint64_t fields=0):
+        """Stores a row, if no other process does: an entry of `size` bytes. `start` is a uint8 array
+        with its first ones, of which HEAD_BYTES are written over; the next ones may be `fields`, which
+        have a signature. `buffers` are pairs of an offset, ascending, and a contiguous buffer. Returns
+        whether it is stored by this call; no signal handler of Python's runs between the claim and
+        its end."""
+        cdef uint64_t at = fi_cache_row(row), word = fi_cache_load(&self.cache, at), claim
+        cdef uint64_t begun
+        cdef fi_cache_entry *head
+        cdef fi_cache_part parts[MOST_PARTS]
+        cdef int rc, n = 0
+        if self.cache.has_sums or len(buffers) > MOST_PARTS or not all(
+                buffer.nbytes for _, buffer in buffers):
+            joined = numpy.zeros(size, numpy.uint8)
+            joined[:len(start)] = start
+            for offset, buffer in buffers:
+                joined[offset:offset + buffer.nbytes] = buffer
+            start, buffers = joined, []
+        arrays = [numpy.frombuffer(buffer, numpy.uint8) for _, buffer in buffers]
+        for n in range(len(arrays)):
+            parts[n].bytes = bytes_of(<cnp.PyArrayObject *>arrays[n])
+            parts[n].offset, parts[n].size = buffers[n][0], len(arrays[n])
+        head = <fi_cache_entry *>bytes_of(<cnp.PyArrayObject *>start)
+        begun, n = len(start), len(arrays)
         hold = self.own_token()
         if hold is None or fi_cache_is_place(word):
             return False
         claim = self.claim
-        source, size = bytes_of(<cnp.PyArrayObject *>entry), len(entry) - FI_CACHE_HEAD
+        head.size, head.kind = size - FI_CACHE_HEAD, kind
+        head.signature, head.fields = signature, fields
         if word != 0:
             token = fi_cache_token(word)
             dead = self.locks.hold()
@@ -182,7 +205,7 @@ cdef class CacheTable:
         if not fi_cache_swap(&self.cache, at, 0, claim):
             return False
         with nogil:
-            rc = fi_cache_store(&self.cache, row, claim, kind, source, size)
+            rc = fi_cache_store(&self.cache, row, claim, head, begun, parts, n)
         if rc == FI_CACHE_FOUND:
             fi_cache_add(&self.cache, FI_CACHE_STORED, 1)
         return rc == FI_CACHE_FOUND

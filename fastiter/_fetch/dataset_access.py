@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,9 +95,8 @@ class Columns(NamedTuple):
 def columns_of(dataset: Any) -> Columns | None:
     """The columns that a dataset consists of, by its method ``__fastiter_columns__``; None for
     others, and for subclasses and objects with an indexing of their own."""
-    decisive = _deciding_class(dataset, _DECISIVE)
-    find = None if decisive is None else vars(decisive).get("__fastiter_columns__")
-    found: Columns | None = None if find is None else find(dataset)
+    find = _deciding_method(dataset, "__fastiter_columns__", _DECISIVE)
+    found: Columns | None = None if find is None else find()
     return found
 
 
@@ -108,6 +108,52 @@ def _deciding_class(dataset: Any, names: frozenset[str]) -> type | None:
         if not names.isdisjoint(vars(kind)):
             return kind
     return None
+
+
+def _deciding_method(
+    dataset: Any, name: str, names: frozenset[str] = _INDEXING
+) -> Callable[..., Any] | None:
+    """A method of the class that decides the indexing, which answers for that; None if it has none:
+    what stands above that class, or in the object itself, makes other examples."""
+    decisive = _deciding_class(dataset, names | {name})
+    method = None if decisive is None else vars(decisive).get(name)
+    return None if method is None else types.MethodType(method, dataset)
+
+
+class RowAccess(NamedTuple):
+    """The ways to a row without ``__getitem__``: those of the dataset below views, whose examples
+    are its own."""
+
+    orders: tuple[Any, ...]  #: of each view, a sequence: the row of the next lower dataset
+    #: its ``__fastiter_into__(row, out)``, or None
+    into: Callable[[int, tuple[Any, ...]], Any] | None
+    #: gives the `CacheTable` that may have the row, or None while there is none; or None
+    cache: Callable[[], Any] | None
+
+
+def row_access(dataset: Any) -> RowAccess:
+    """Of views, ``__fastiter_view__`` gives the dataset below and the sequence; instead of this
+    None where generators are seeded for each example, whose rows only a cache has."""
+    orders, is_seeded = [], False
+    while True:
+        view = _deciding_method(dataset, "__fastiter_view__")
+        found = _torchs_subset(dataset) if view is None else view()
+        if found is None:
+            break
+        dataset, order = found
+        if order is None:
+            is_seeded = True
+        else:
+            orders.append(order)
+    into = None if is_seeded else _deciding_method(dataset, "__fastiter_into__")
+    return RowAccess(tuple(orders), into, _deciding_method(dataset, "__fastiter_cache__"))
+
+
+def _torchs_subset(dataset: Any) -> tuple[Any, Any] | None:
+    kind = getattr(sys.modules.get("torch.utils.data"), "Subset", None)
+    if kind is None or _deciding_class(dataset, _INDEXING) is not kind:
+        return None
+    return dataset.dataset, dataset.indices
 
 
 class Epochs(NamedTuple):

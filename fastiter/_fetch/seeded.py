@@ -63,6 +63,9 @@ class SeededExamples:
     def __fastiter_columns__(self) -> Columns | None:
         return columns_of(self.dataset)
 
+    def __fastiter_view__(self) -> tuple[Any, None]:
+        return self.dataset, None
+
 
 class SeededCall:
     """A converter that is called after ``seeding`` with the seed of its batch."""

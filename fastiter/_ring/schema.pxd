@@ -88,11 +88,14 @@ cdef class ColumnWriter(RowSink):
     cdef bint copies_at_once  # so that what is copied need not be kept as it is
     cdef bint uncached  # columns are written past the caches
     cdef cnp.PyArray_Descr *last_dtypes[MOST_FIELDS]  # seen last, equal to the fields'; or NULL
+    cdef list given  # arrays of the row's columns that the dataset was given; or None
+    cdef bint is_mixed  # they are in use, and not all in their own places
     cdef void use_schema(self, Schema schema) noexcept
     cdef int write(self, Py_ssize_t row, object example) except -1
     cdef int hold(self, object example, PyObject **values) except -1
     cdef int write_tree(self, Py_ssize_t row, object example) except -1
     cdef int write_fields(self, Py_ssize_t row, PyObject **values) except -1
+    cdef bint mixes(self, Py_ssize_t row, PyObject **values) except -1
     cdef bint is_array_of(self, Py_ssize_t number, PyObject *value)
     cdef int copy_array(self, Field *f, char *place, PyObject *array, Py_ssize_t size,
                         bint uncached) except -1
@@ -116,3 +119,6 @@ cdef class SlotWriter(ColumnWriter):
 cdef inline int64_t *entry_of(Field *f, char *payload, Py_ssize_t row) noexcept:
     """A row's entry in the column of a field whose values lie in the heap."""
     return <int64_t *>(payload + f.offset + <uint64_t>f.stride * row)
+
+
+cdef bint has_shape(const int64_t *dims, Field *f) noexcept

@@ -26,8 +26,7 @@ from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport (
-    PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous,
-    ndim_of, new_array, scalar_into)
+    bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of, scalar_into, strides_of)
 from fastiter._clib.tensors cimport fi_dl_tensor, fi_torch_describes, fi_torch_learn, fi_torch_type
 from fastiter._ring.arena cimport WorkerRing
 
@@ -287,6 +286,9 @@ cdef class ColumnWriter(RowSink):
         cdef char *place
         cdef Field *f
         cdef fi_dl_tensor tensor
+        if self.given is not None and self.mixes(row, values):
+            self.is_mixed = True
+            return 0
         for number in range(self.schema.count):
             f = &self.schema.fields[number]
             value = values[number]
@@ -312,6 +314,10 @@ cdef class ColumnWriter(RowSink):
                 return 0
             self.copy_array(f, place, value, f.stride, self.uncached)
         return 1
+
+    cdef bint mixes(self, Py_ssize_t row, PyObject **values) except -1:
+        """Whether to write the values may change one that is still to be written."""
+        return False
 
     @cython.final
     cdef bint describes(self, Field *f, PyObject *value, fi_dl_tensor *tensor):
@@ -347,11 +353,19 @@ cdef class ColumnWriter(RowSink):
                         bint uncached) except -1:
         """Copies an array of the field's dtype, C-contiguous or not, of `size` bytes."""
         cdef cnp.PyArrayObject *source = <cnp.PyArrayObject *>array
+        cdef const char *data
+        cdef int64_t dims[MOST_NDIM]
+        cdef int64_t strides[MOST_NDIM]
+        cdef int axis
         if not is_contiguous(source):
-            Py_INCREF(<object>f.descr)  # the constructor takes it over
-            target = new_array(&PyArray_Type, f.descr, f.ndim, dims_of(source), NULL, place,
-                               cnp.NPY_ARRAY_CARRAY, NULL)
-            copy_into(<cnp.PyArrayObject *>target, source)
+            for axis in range(f.ndim):  # another thread may change them
+                dims[axis], strides[axis] = dims_of(source)[axis], strides_of(source)[axis]
+            data = bytes_of(source)
+            if size < NOGIL_BYTES:
+                fi_copy_strided(place, data, f.ndim, dims, strides, f.itemsize)
+            else:
+                with nogil:
+                    fi_copy_strided(place, data, f.ndim, dims, strides, f.itemsize)
         else:
             self.copy_bytes(place, bytes_of(source), array, size, uncached)
         return 1
@@ -360,6 +374,8 @@ cdef class ColumnWriter(RowSink):
     cdef int copy_bytes(self, char *place, const char *source, PyObject *owner, Py_ssize_t size,
                         bint uncached) except -1:
         """Copies elements that lie one after the other; `owner` keeps them alive."""
+        if source == place:
+            return 0
         if size < self.least_large:
             memcpy(place, source, size)
         else:

@@ -95,7 +95,7 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pi
             else:
                 reduced = None if self.reduce is None else self.reduce(obj)
                 if reduced is None:
-                    reduced = torch_tensors.reduce_subclass(obj)
+                    reduced = torch_tensors.reduce_subclass(obj) or _reduce_image(obj)
                 if reduced is not None:
                     return reduced
             return NotImplemented if override is None else override(self, obj)
@@ -122,6 +122,8 @@ def _reduce_array(
             return _as_strided, (whole, array.shape, dtype, start, array.strides)
         # Contiguous: a buffer, which stays outside of the pickle and keeps the dtype. The order of
         # the axes in memory stays, too: a training step may depend on it (channels last).
+        if flags.forc:
+            return np.asarray(_Writable(array)).view(dtype).__reduce_ex__(5)
         axes = np.argsort([-abs(stride) for stride in array.strides], kind="stable")
         straight = array.transpose(axes)
         if not straight.flags.c_contiguous or (writable and not flags.writeable):
@@ -132,6 +134,31 @@ def _reduce_array(
         return None
     native = array.astype(dtype.newbyteorder("="))
     return (_as_dtype, (native, dtype)) if type(native) is type(array) else None
+
+
+def _reduce_image(value: object) -> Any:
+    """The reduction of an image of Pillow whose pixels are a buffer; None for all else."""
+    kind: Any = type(value)
+    if not kind.__module__.startswith("PIL.") or not hasattr(kind, "frombytes"):
+        return None
+    reduced = kind.__reduce_ex__(value, 5)
+    state: Any = reduced[2] if len(reduced) > 2 else None
+    # Of all images: info, mode, size, palette, pixels; what follows is a subclass's.
+    if type(state) not in (list, tuple) or len(state) < 5 or type(state[4]) is not bytes:
+        return None
+    pixels: Any = np.asarray(_Writable(np.frombuffer(state[4], np.uint8)))
+    return *reduced[:2], [*state[:4], pickle.PickleBuffer(pixels), *state[5:]], *reduced[3:]
+
+
+class _Writable:
+    """A read-only array whose bytes are pickled as those of an array that loads writable."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array
+        self.__array_interface__ = {
+            **array.__array_interface__,
+            "data": (array.__array_interface__["data"][0], False),
+        }
 
 
 def _as_dtype(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -177,6 +204,8 @@ class Packed:
         self._mappings = mappings
         self._buffers: list[memoryview] = []
         self._least = least
+        if make is dumps:
+            make = functools.partial(dumps, writable=writable)
         self._pickle = make(value, 5, self._keep)
         if writable and any(buffer.readonly for buffer in self._buffers):
             self._buffers.clear()
@@ -210,6 +239,14 @@ class Packed:
             return None
         return self._mappings.find(address_of(buffer), buffer.nbytes)
 
+    def offset_of(self, array: np.ndarray[Any, Any]) -> int:
+        """The place of a C-contiguous array's bytes in what is written; -1 if there is none."""
+        address = array.__array_interface__["data"][0]
+        for offset, buffer in self.buffers:
+            if buffer.nbytes == array.nbytes and address_of(buffer) == address:
+                return offset
+        return -1
+
     def modules(self) -> list[str]:
         """Modules of this process that the pickle names: those needed to load it, and others whose
         names are among its strings."""
@@ -217,6 +254,17 @@ class Packed:
         names = {name.decode() for length, name in found if ord(length) == len(name)}
         loaded = {name for name in names if name in sys.modules}  # no loop: others may import
         return sorted(loaded - {"__main__"})
+
+    @property
+    def buffers(self) -> list[tuple[int, memoryview]]:
+        """The buffers that are written beside the pickle, each with its offset, ascending."""
+        pairs = zip(self._places, self._buffers, strict=True)
+        return [(offset, buffer) for (offset, inside), buffer in pairs if inside < 0]
+
+    @property
+    def start(self) -> int:
+        """Bytes before the buffers."""
+        return _HEAD.size + _PAIR.size * len(self._buffers) + len(self._pickle)
 
     def _head(self, at: int = 0) -> bytes:
         pairs = [
@@ -227,14 +275,17 @@ class Packed:
 
     def write_into(self, view: memoryview, seed: int, at: int = 0) -> None:
         """Writes into a part of a slot that begins `at` an offset; `seed` identifies the place."""
+        self.write_start(view, seed, at)
+        for offset, buffer in self.buffers:
+            view[offset : offset + buffer.nbytes] = buffer
+
+    def write_start(self, view: memoryview, seed: int, at: int = 0) -> None:
+        """As `write_into`, without the buffers."""
         head = self._head(at)
-        start, end = len(head), len(head) + len(self._pickle)
+        start, end = len(head), self.start
         view[:start] = head
         view[start:end] = self._pickle
         _SUM.pack_into(view, 0, status.checksum(view, _SUM.size, end, seed))
-        for (offset, inside), buffer in zip(self._places, self._buffers, strict=True):
-            if inside < 0:
-                view[offset : offset + buffer.nbytes] = buffer
 
     def write_to(self, fd: int) -> None:
         """Writes into a file, from its start on. For new shared memory this takes half the time of
@@ -242,9 +293,8 @@ class Packed:
         head = self._head()
         _write_at(fd, head, 0)
         _write_at(fd, self._pickle, len(head))
-        for (offset, inside), buffer in zip(self._places, self._buffers, strict=True):
-            if inside < 0:
-                _write_at(fd, buffer, offset)
+        for offset, buffer in self.buffers:
+            _write_at(fd, buffer, offset)
 
 
 def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:

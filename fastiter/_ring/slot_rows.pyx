@@ -2,24 +2,37 @@
 
 import pickle
 
+import numpy
+
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.list cimport PyList_GET_ITEM
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
-from fastiter._clib.numpy_api cimport bytes_of
+from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, is_contiguous, new_array, set_base
 from fastiter._ring.arena cimport WorkerRing
 from fastiter._ring.lease cimport Lease
-from fastiter._ring.schema cimport MOST_NDIM, Field, SlotWriter, entry_of
+from fastiter._ring.schema cimport (
+    ARRAY, MEMMAP, MOST_NDIM, RAGGED, TENSOR, Field, SlotWriter, entry_of, has_shape)
 
 from fastiter._ring import row_reader
 from fastiter._ring.serialization import Packed, unpack
+from fastiter._ring.stored_fields import signature_of
+from fastiter._util.array_subtypes import wrap
 from fastiter._util.failures import dump
+from fastiter._util.torch_tensors import array_of
 from fastiter.errors import OverwrittenError
 
 cnp.import_array()
+
+cdef extern from "Python.h":
+    Py_ssize_t references_of "Py_REFCNT"(PyObject *value)
 
 
 cdef class SlotRows(SlotWriter):
@@ -28,6 +41,7 @@ cdef class SlotRows(SlotWriter):
 
     def __cinit__(self, *_):
         self.schema_number = -1
+        self.seeds_of = <uint64_t>-1
 
     @cython.final
     cdef int64_t index_of(self, uint32_t row) noexcept:
@@ -46,6 +60,25 @@ cdef class SlotRows(SlotWriter):
         return unpack(memoryview(bytearray(part)),
                       fi_place_seed(end.claim.q, 0, FI_PACKED_REQUEST))
 
+    def own_seed(self):
+        """The seed of the row that is fetched by itself; of the converter between rows."""
+        cdef WorkerRing end = self.end
+        if self.seeds_of != end.claim.q:
+            self.seeds = numpy.frombuffer(self.request(), numpy.uint64)
+            self.seeds_of = end.claim.q
+        return int(self.seeds[self.row if self.row >= 0 else end.claim.n])
+
+    def wait_begins(self):
+        """The rows that are fetched wait for those of others: the time limit begins anew."""
+        fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.claim.first))
+
+    @cython.final
+    cdef bint is_made_as_a_whole(self) noexcept:
+        """Whether the batch has a single row without columns, and what it is told is no seeds."""
+        cdef fi_claim *claim = &self.end.claim
+        return (claim.n == 1 and fi_slot_schema(self.end.worker.ring, claim.slot) == 0
+                and fi_slot_has_request(self.end.worker.ring, claim.slot))
+
     # ---- written
 
     @cython.final
@@ -63,16 +96,168 @@ cdef class SlotRows(SlotWriter):
         if number == self.schema_number:
             return 0
         self.use_schema(None)
-        self.row_bytes = 0
+        self.row_bytes = self.signature = 0
         try:
             record = self.end.arena.schema_record(number)
             if record:  # number 0 stays empty: nothing is known yet, everything is spilled
                 self.use_schema(pickle.loads(record))
                 self.row_bytes = self.schema.row_bytes
+                self.signature = signature_of(self.schema)
         except Exception:
             pass  # a type that cannot be imported here, or a corrupt record: rows are spilled
         self.schema_number = number
         return 0
+
+    # ---- written from a cache
+
+    @cython.final
+    cdef bint find_stored(self, fi_cache *cache, uint64_t number) except -1:
+        """Whether a row of a cache fits the slot's columns, so that `copy_stored` may copy it."""
+        cdef fi_cache_entry *head = <fi_cache_entry *>self.stored
+        cdef const int64_t *field = <const int64_t *>(self.stored + FI_CACHE_HEAD)
+        cdef Py_ssize_t i
+        cdef Field *f
+        self.load_schema()
+        if self.signature == 0 or not fi_cache_peek(cache, number, &self.stored_word, head) or (
+                head.signature != self.signature):
+            return False
+        for i in range(self.schema.count):
+            f = &self.schema.fields[i]
+            if f.kind == ARRAY and not has_shape(field + 1, f):
+                return False
+            field += 1 + f.ndim if f.kind in (ARRAY, RAGGED) else (f.itemsize + 7) // 8
+        return <const char *>field <= self.stored + FI_CACHE_HEAD + head.fields
+
+    @cython.final
+    cdef bint copy_stored(self, fi_cache *cache, uint32_t row) except -1:
+        """Writes the row that was found. False if it has been emptied: what was written then means
+        nothing."""
+        cdef const fi_cache_entry *head = <fi_cache_entry *>self.stored
+        cdef const int64_t *field = <const int64_t *>(self.stored + FI_CACHE_HEAD)
+        cdef uint64_t size, at
+        cdef int64_t *entry
+        cdef char *place
+        cdef const char *source
+        cdef Py_ssize_t i
+        cdef int axis
+        cdef Field *f
+        cdef bint is_there
+        self.use_slot()
+        for i in range(self.schema.count):
+            f = &self.schema.fields[i]
+            if f.kind not in (ARRAY, RAGGED):
+                memcpy(self.places[i] + f.stride * row, field, f.itemsize)
+                field += (f.itemsize + 7) // 8
+                continue
+            size = fi_array_bytes(field + 1, f.ndim, f.itemsize)
+            if size > head.size or <uint64_t>field[0] > head.size - size:  # a size of -1, too
+                return False
+            if f.kind == ARRAY:
+                place = self.places[i] + f.stride * row
+            else:
+                entry = entry_of(f, self.payload, row)
+                entry[0] = <int64_t>self.end.heap_take(size)
+                for axis in range(f.ndim):
+                    entry[1 + axis] = field[1 + axis]
+                place = self.end.place(entry[0])
+            if size > 0:
+                at = head.offset + FI_CACHE_HEAD + <uint64_t>field[0]
+                source = fi_cache_view(cache, at, size)
+                if source != NULL:
+                    self.copy_bytes(place, source, NULL, size, self.uncached and f.kind == ARRAY)
+                else:
+                    with nogil:
+                        is_there = fi_cache_copy(cache, at, place, size)
+                    if not is_there:
+                        return False
+            field += 1 + f.ndim
+        return fi_cache_has(cache, head.row, self.stored_word)
+
+    # ---- written by the dataset
+
+    @cython.final
+    cdef tuple give(self, uint32_t row):
+        """The arrays of the row's columns, for the dataset to write into; None if there are none, or
+        there is a column whose rows differ in shape."""
+        cdef Py_ssize_t i
+        cdef Field *f
+        self.load_schema()
+        if self.schema is None:
+            return None
+        self.use_slot()
+        self.given = []
+        shown = []
+        for i in range(self.schema.count):
+            f = &self.schema.fields[i]
+            if f.kind == RAGGED or f.subtype == MEMMAP:
+                return None
+            if f.kind == ARRAY:
+                Py_INCREF(<object>f.descr)  # the constructor takes it over
+                array = new_array(&PyArray_Type, f.descr, f.ndim, f.dims, NULL,
+                                  self.places[i] + f.stride * row, cnp.NPY_ARRAY_CARRAY, NULL)
+                Py_INCREF(self.end.arena)
+                set_base(<cnp.PyArrayObject *>array, <PyObject *>self.end.arena)
+                self.given.append(array)
+                shown.append(wrap(array, f.subtype) if f.subtype else array)
+        array = None
+        return tuple(shown) if shown else None
+
+    @cython.final
+    cdef uint32_t write_given(self, uint32_t row, object into, object number) except 1:
+        """Has the dataset write a row, by its method `into`; the code of the row then, or 0 if it has to
+        be fetched. What the example has in other places than their own is copied first."""
+        cdef Py_ssize_t place
+        cdef uint32_t code = FI_ROW_OK
+        out = self.give(row)
+        if out is None:
+            self.given = None
+            return 0
+        fi_worker_stat_fetch_begins(self.end.stat, self.index)
+        example = into(number, out)
+        out = None
+        given, self.is_mixed = self.given, False
+        if not self.write_into_slot(row, example):
+            if self.is_mixed:
+                packed = Packed(example)
+                memory = memoryview(bytearray(packed.size))
+                packed.write_into(memory, 0)
+                example = unpack(memory)
+                packed = None  # which has the arrays
+            self.given = None
+            code = self.store(row, example)
+        example = None
+        self.given = given
+        self.is_kept = False
+        for place in range(len(given)):
+            self.is_kept |= self.is_in_use(place)
+        self.given = None
+        return code
+
+    cdef bint mixes(self, Py_ssize_t row, PyObject **values) except -1:
+        cdef Py_ssize_t number, place = 0
+        cdef Field *f
+        cdef const char *data
+        for number in range(self.schema.count):
+            f = &self.schema.fields[number]
+            if f.kind != ARRAY:
+                continue
+            if self.is_in_use(place):
+                value = array = <object>values[number]
+                if f.subtype == TENSOR:
+                    array = array_of(value)  # ends here: the tensor has the memory
+                data = NULL
+                if type(array) is numpy.ndarray and is_contiguous(<cnp.PyArrayObject *>array):
+                    data = bytes_of(<cnp.PyArrayObject *>array)
+                value = array = None
+                if data != self.places[number] + f.stride * row:
+                    return True
+            place += 1
+        return False
+
+    @cython.final
+    cdef bint is_in_use(self, Py_ssize_t place) noexcept:
+        """Whether something else than `given` refers to an array of it: views do, and tensors."""
+        return references_of(PyList_GET_ITEM(self.given, place)) > 1
 
     @cython.final
     cdef uint32_t store_failure(self, uint32_t row, object error) except 0:

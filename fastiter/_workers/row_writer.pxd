@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._clib.csrc cimport fi_cpu_meter, fi_event, fi_origin, fi_worker_stat
+from fastiter._fetch.cache_table cimport CacheTable
 from fastiter._fetch.gather cimport ColumnReader
 from fastiter._fetch.reader cimport DatasetReader
 from fastiter._ring.slot_rows cimport SlotRows
@@ -9,8 +10,9 @@ cdef class RowWriter(SlotRows):
     cdef DatasetReader reader
     cdef object answer
     cdef ColumnReader gatherer  # of a dataset of columns, or None
-    cdef object seeds  # uint64 (n + 1,), of the batch `seeds_of`
-    cdef uint64_t seeds_of
+    cdef object orders, into, cache_of  # see `RowAccess`
+    cdef CacheTable table  # of the claim, or None
+    cdef bint is_placing  # rows of the claim may be written without their examples
     cdef object memory  # a number of the arena
     cdef public object rows  # those that are fetched by one call, or None
     cdef public object counter  # tells which of them is meant, or None
@@ -45,9 +47,11 @@ cdef class RowWriter(SlotRows):
     cdef uint32_t traced_rows
     cdef int fill(self) except -1
     cdef void choose_timed_row(self) noexcept
+    cdef bint place(self, uint32_t row) noexcept
+    cdef bint put_stored(self, uint32_t row, object number) except -1
+    cdef void placed(self, uint32_t row, uint32_t code) noexcept
     cdef int fill_whole(self, uint32_t row) except -1
     cdef bint promise(self, uint32_t row, int64_t since) noexcept
-    cdef bint is_made_as_a_whole(self) noexcept
     cdef bint wins(self, uint32_t row, int64_t since, int64_t fetched) noexcept
     cdef void timed(self, fi_worker_stat *stat, int64_t since, int64_t fetched, int64_t index,
                     uint32_t rows, uint32_t weight) noexcept

@@ -1,6 +1,8 @@
 """The inner loop of a worker: fetches claimed rows, writes them, and finishes batches."""
 
+import logging
 import os
+from operator import index as row_number
 
 import numpy
 
@@ -11,6 +13,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._fetch import row_groups
+from fastiter._fetch.dataset_access import row_access
 from fastiter._fetch.arrow_column cimport PaddedLists
 from fastiter._fetch.gather cimport ColumnReader
 from fastiter._fetch.reader import reader_of
@@ -24,6 +27,8 @@ from fastiter._ring.serialization import Packed
 
 cnp.import_array()
 
+logger = logging.getLogger("fastiter")
+
 cdef enum:
     # Timing a row costs about 60 ns. A long claim has one row timed; of short claims, one in
     # SHORT_RANGES has.
@@ -31,8 +36,6 @@ cdef enum:
     SHORT_RANGES = 16
     TRACED_NS = 10000  # rows are recorded together until they have taken this long
     NO_ROW = 0xFFFFFFFF
-
-cdef uint64_t NO_BATCH = <uint64_t>-1
 
 
 cdef class RowWriter(SlotRows):
@@ -51,9 +54,11 @@ cdef class RowWriter(SlotRows):
         if self.reader.columns is not None:
             self.gatherer = self.reader.columns.reader
             self.is_paged = self.gatherer.row_groups is not None
+        self.orders, self.into, self.cache_of = row_access(dataset)
+        if two_steps:  # another worker may make the same row at the same time
+            self.into = None
         self.memory = os.fstat(end.arena.fd).st_ino
         row_groups.worker = self
-        self.seeds_of = NO_BATCH
         self.row = -1
         self.timed_row = NO_ROW
         self.tolerates = True
@@ -82,14 +87,6 @@ cdef class RowWriter(SlotRows):
             index,
         )
 
-    def own_seed(self):
-        """The seed of the row that is fetched by itself; of the converter between rows."""
-        cdef WorkerRing end = self.end
-        if self.seeds_of != end.claim.q:
-            self.seeds = numpy.frombuffer(self.request(), numpy.uint64)
-            self.seeds_of = end.claim.q
-        return int(self.seeds[self.row if self.row >= 0 else end.claim.n])
-
     @property
     def n_examples(self):
         """Length of the dataset; -1 if it has none."""
@@ -114,10 +111,6 @@ cdef class RowWriter(SlotRows):
         found = numpy.empty(<size_t>geometry.slots * geometry.rows, numpy.int64)
         return found[:fi_rows_before(
             &end.worker, &end.claim, <int64_t *>bytes_of(<cnp.PyArrayObject *>found), len(found))]
-
-    def wait_begins(self):
-        """The rows that are fetched wait for those of others: the time limit begins anew."""
-        fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.claim.first))
 
     def run(self, batch_converter, uint64_t claims):
         """Fills rows and finishes batches until the ring says stop, or `claims` ranges are done."""
@@ -156,6 +149,8 @@ cdef class RowWriter(SlotRows):
         # By the schema of the claim before: the slot's own is read with its first row.
         self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.claim.n)
         self.is_whole = self.answer is not None and self.is_made_as_a_whole()
+        self.table = None if self.cache_of is None else self.cache_of()
+        self.is_placing = not self.is_whole and (self.into is not None or self.table is not None)
         self.choose_timed_row()
         if self.is_whole:
             self.fill_whole(end.claim.first)
@@ -178,7 +173,7 @@ cdef class RowWriter(SlotRows):
         if self.reader.getter is None:
             fi_worker_pace(&end.worker, end.claim.count, now - since)
         elif self.n_calls == 1:
-            fi_call_cost_add(&end.worker.call, self.n_called, now - since)
+            fi_call_cost_add(&end.worker.call, self.n_called, now - self.since)
         fi_worker_stat_busy(stat, now - since)
         fi_cpu_meter_look(&self.cpu, stat, now)
         return 0
@@ -231,7 +226,65 @@ cdef class RowWriter(SlotRows):
         self.row = row
         if (row == self.timed_row or self.times_all) and not self.clocks_all:
             self.since = fi_now_ns()
+        return not (self.is_placing and self.place(row))
+
+    @cython.final
+    cdef bint place(self, uint32_t row) noexcept:
+        """Writes a row without an example of its own: from a cache below the dataset, or by the
+        dataset itself. False if the reader has to fetch it."""
+        cdef uint32_t code
+        try:
+            number = self.index
+            for order in self.orders:
+                number = row_number(order[number])
+        except Exception:
+            return False  # the dataset raises it, too
+        try:
+            if self.table is not None and self.put_stored(row, number):
+                return True
+            code = 0 if self.into is None else self.write_given(row, self.into, number)
+            if code == 0:
+                return False
+            if self.is_kept:
+                logger.warning("%s.__fastiter_into__ keeps an array that it was given: from now on "
+                               "__getitem__ is called", type(self.into.__self__).__qualname__)
+                self.into = None
+            self.fetched = fi_now_ns()
+            self.placed(row, code)
+        except BaseException as error:
+            self.given = None
+            self.fail_row(row, error)
         return True
+
+    @cython.final
+    cdef bint put_stored(self, uint32_t row, object number) except -1:
+        cdef fi_cache *cache = &self.table.cache
+        cdef int64_t place = number  # of a view's sequence, from the end if it is negative
+        place += cache.length if place < 0 else 0
+        if not 0 <= place < <int64_t>cache.length or not self.find_stored(cache, place):
+            return False
+        self.fetched = fi_now_ns() if self.times_all or row == self.timed_row else self.begun
+        if self.two_steps and not self.wins(row, self.since, self.fetched):
+            fi_worker_stat_fetch_ends(self.end.stat)
+            return True
+        if self.copy_stored(cache, row):
+            fi_cache_add(cache, FI_CACHE_HITS, 1)
+            self.placed(row, FI_ROW_OK)
+            return True
+        if not self.two_steps:
+            return False
+        example = self.reader.dataset[self.index]  # at once, as the row is owned
+        Py_INCREF(example)
+        self.put_example(row, <PyObject *>example)
+        return True
+
+    @cython.final
+    cdef void placed(self, uint32_t row, uint32_t code) noexcept:
+        if self.times_all or row == self.timed_row:
+            self.timed(self.end.stat, self.since, self.fetched, self.index, 1, self.weight)
+        elif not self.is_single:
+            self.n_gathered += 1
+        self.mark(self.end.stat, row, code)
 
     cdef int put_example(self, uint32_t row, PyObject *taken) except -1:
         cdef fi_worker_stat *stat = self.end.stat
@@ -297,13 +350,6 @@ cdef class RowWriter(SlotRows):
         if self.announces:
             return fi_row_announce(&end.worker, &end.claim, row, since, &self.index)
         return fi_row_promise(&end.worker, &end.claim, row, since, &self.index)
-
-    @cython.final
-    cdef bint is_made_as_a_whole(self) noexcept:
-        """Whether the batch has a single row without columns, and what it is told is no seeds."""
-        cdef fi_claim *claim = &self.end.claim
-        return (claim.n == 1 and fi_slot_schema(self.end.worker.ring, claim.slot) == 0
-                and fi_slot_has_request(self.end.worker.ring, claim.slot))
 
     @cython.final
     cdef bint wins(self, uint32_t row, int64_t since, int64_t fetched) noexcept:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from fastiter._clib import status
 from fastiter._fetch.cache_table import HEAD_BYTES, CacheTable, start_of
 from fastiter._ring.serialization import Packed, unpack
+from fastiter._ring.stored_fields import fields_of
 from fastiter._stats.cache_stats import CacheStats
 from fastiter._util.arguments import checked_flag, checked_path
 from fastiter._util.context import Closing
@@ -153,6 +154,11 @@ class CachedDataset(Closing, DatasetMixin):
         fetched = iter(self._fetched_many(table, missing) if missing else ())
         return [next(fetched) if each is None else each[0] for each in found]
 
+    def __fastiter_cache__(self) -> CacheTable | None:
+        """The table, where its rows need no comparison; None where reads have to raise."""
+        is_sure = not self._is_unproven and self._error is None
+        return self._table if is_sure else None
+
     def _opened(self) -> CacheTable:
         table = self._table
         if table is None:
@@ -163,13 +169,20 @@ class CachedDataset(Closing, DatasetMixin):
 
     def _stored(self, table: CacheTable, row: int) -> tuple[Any] | None:
         """The example of a row, in a tuple; None if it has to be fetched."""
-        entry = table.read(row, self._copies)
+        # Nobody can cut memory without a name, so that it may be mapped.
+        entry = table.read(row, self._copies and self._memory is None)
         if entry is None:
             return None
         word, kind, offset, size, content = entry
+        copies = self._copies or kind != _ARRAYS
+        mapped = None
+        if not copies or self._memory is not None:
+            mapped = self._mapped(table, offset, size)
         try:
-            if not self._copies and kind == _ARRAYS:
-                example = unpack(self._mapped(table, offset, size))
+            if mapped is not None:
+                example = unpack(mapped, copy=copies)
+                if copies and not table.has(row, word):
+                    return None
             else:
                 if content is None:
                     entry = table.read(row)
@@ -187,8 +200,13 @@ class CachedDataset(Closing, DatasetMixin):
         table.count_hit()
         return (example,)
 
-    def _mapped(self, table: CacheTable, offset: int, size: int) -> memoryview:
+    def _mapped(self, table: CacheTable, offset: int, size: int) -> memoryview | None:
+        """A part of the file; None where a new mapping, for a few more rows, takes longer than a
+        copy."""
         if self._map is None or len(self._map) < offset + size:
+            grown = os.fstat(table.fd).st_size
+            if self._copies and self._map is not None and grown < 1.25 * len(self._map):
+                return None
             self._map = mmap.mmap(table.fd, 0, prot=mmap.PROT_READ)
         return memoryview(self._map)[offset : offset + size]
 
@@ -240,12 +258,18 @@ class CachedDataset(Closing, DatasetMixin):
         if table.stores(row):
             try:
                 packed = Packed(example)
-                entry = np.empty(HEAD_BYTES + packed.size, np.uint8)
-                packed.write_into(memoryview(entry)[HEAD_BYTES:], 0)  # type: ignore[arg-type]
+                signature, fields = fields_of(example, packed)
+                start = HEAD_BYTES + len(fields)
+                entry = np.zeros(start + packed.start, np.uint8)
+                entry[HEAD_BYTES:start] = np.frombuffer(fields, np.uint8)
+                packed.write_start(memoryview(entry)[start:], 0)  # type: ignore[arg-type]
+                buffers = [(start + at, buffer) for at, buffer in packed.buffers]
             except Exception as error:
                 self._tell("pickle", f"row {row} is not cached, since it does not pickle: {error}")
             else:
-                is_stored = table.store(row, _ARRAYS if _holds_arrays(example) else _PLAIN, entry)
+                kind = _ARRAYS if _holds_arrays(example) else _PLAIN
+                size = start + packed.size
+                is_stored = table.store(row, kind, size, entry, buffers, signature, len(fields))
         table.count_miss(False, is_stored, seconds)
         if not is_stored and table.full:
             self._tell("full", f"the cache is full, and goes on serving: {self.stats()}")

@@ -65,6 +65,14 @@ class SubDataset(BatchedWrapper):
         is_plain = rows.size > 0 and rows.min() >= 0 and rows.max() < len(self._dataset)
         return columns.at(rows) if is_plain else None
 
+    def __fastiter_view__(self) -> tuple[Any, Any] | None:
+        order = self._order
+        if order is None:
+            return self._dataset, range(self._start, self._finish)
+        if type(order) is not np.ndarray or order.ndim != 1 or order.dtype.kind not in "iu":
+            return None
+        return self._dataset, order[self._start : self._finish]
+
     def _base_index(self, i: int) -> Any:
         position = self._start + row_at(i, self._finish - self._start)
         order = self._order

@@ -2,17 +2,26 @@
  * counted; clearing while others store leaves no row of before. */
 #define _GNU_SOURCE
 #include "check.h"
-#include "os/fi_cache.h"
-#include "os/fi_platform.h"
+
+#define fi_memory_available memory_of_the_test
+#include "os/fi_cache.c"
 
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
+static uint64_t available = UINT64_MAX;
+
+uint64_t memory_of_the_test(void)
+{
+    return available;
+}
+
 enum { ROWS = 50, BYTES = 1000 };
 
 typedef struct {
-    unsigned char head[FI_CACHE_HEAD], content[BYTES];
+    fi_cache_entry head;
+    unsigned char content[BYTES];
 } entry;
 
 static void begin(fi_cache *cache, uint64_t limit, bool has_sums)
@@ -34,6 +43,7 @@ static void begin(fi_cache *cache, uint64_t limit, bool has_sums)
 
 static void end(fi_cache *cache)
 {
+    fi_cache_unmap(cache);
     CHECK_EQ(fi_shm_unmap((void *)cache->words, fi_cache_start(ROWS)), FI_OK);
     close(cache->fd);
 }
@@ -48,7 +58,36 @@ static int store(fi_cache *cache, uint64_t row, uint64_t token, size_t bytes)
     CHECK(!fi_cache_is_place(claim));
     if (!fi_cache_swap(cache, fi_cache_row(row), 0, claim))
         return FI_CACHE_NONE;
-    return fi_cache_store(cache, row, claim, 3, &made, bytes);
+    made.head = (fi_cache_entry){.size = bytes, .kind = 3, .signature = 11, .fields = bytes / 2};
+    if (cache->has_sums)
+        return fi_cache_store(cache, row, claim, &made.head, FI_CACHE_HEAD + bytes, NULL, 0);
+    const fi_cache_part rest = {(char *)made.content + bytes / 3, FI_CACHE_HEAD + bytes / 3, bytes - bytes / 3};
+    return fi_cache_store(cache, row, claim, &made.head, FI_CACHE_HEAD + bytes / 3, &rest, 1);
+}
+
+/* Whether a row was copied whole by the way without its head's check; false if it is empty, or was emptied. */
+static bool copy_row(fi_cache *cache, uint64_t row)
+{
+    struct {
+        fi_cache_entry head;
+        unsigned char fields[FI_CACHE_PEEK - FI_CACHE_HEAD];
+    } found;
+    unsigned char content[BYTES];
+    uint64_t word;
+    if (!fi_cache_peek(cache, row, &word, &found.head) || found.head.size > BYTES)
+        return false;
+    uint64_t at = found.head.offset + FI_CACHE_HEAD;
+    const char *view = fi_cache_view(cache, at, found.head.size);
+    CHECK(view == NULL || !cache->has_sums);
+    if (view != NULL)
+        memcpy(content, view, found.head.size);
+    else if (!fi_cache_copy(cache, at, content, found.head.size))
+        return false;
+    if (!fi_cache_has(cache, row, word))
+        return false;
+    for (uint64_t i = 0; i < found.head.size; i++)
+        CHECK_EQ(content[i] + (i < found.head.fields ? found.fields[i] : row), 2 * row);
+    return true;
 }
 
 static int try_row(fi_cache *cache, uint64_t row, uint64_t word)
@@ -102,6 +141,51 @@ static void rows_and_limit(void)
     end(&cache);
 }
 
+/* The machine's memory is looked at before each 16 MiB, and again a second after it was short. */
+static void short_memory(void)
+{
+    fi_cache cache;
+    begin(&cache, UINT64_MAX, false);
+    cache.takes_memory = true;
+    available = 1000;
+    CHECK_EQ(store(&cache, 1, 1, BYTES), FI_CACHE_FOUND);
+    fi_cache_put(&cache, FI_CACHE_END, LOOK_BYTES - FI_CACHE_HEAD);
+    CHECK_EQ(store(&cache, 2, 1, BYTES), FI_CACHE_REFUSED);
+    CHECK_EQ(fi_cache_load(&cache, FI_CACHE_FULL), FI_CACHE_NO_MEMORY);
+    CHECK_EQ(fi_cache_load(&cache, fi_cache_row(2)), 0);
+    CHECK(!fi_cache_has_room(&cache));
+    CHECK_EQ(read_row(&cache, 1), FI_CACHE_FOUND);
+    fi_cache_put(&cache, FI_CACHE_RETRY_NS, 0); /* the second is over */
+    CHECK(fi_cache_has_room(&cache));
+    CHECK_EQ(store(&cache, 2, 1, BYTES), FI_CACHE_REFUSED);
+    available = UINT64_MAX;
+    CHECK_EQ(store(&cache, 2, 1, BYTES), FI_CACHE_FOUND);
+    CHECK_EQ(fi_cache_load(&cache, FI_CACHE_FULL), FI_CACHE_HAS_ROOM);
+    end(&cache);
+}
+
+static void copies(bool has_sums)
+{
+    fi_cache cache;
+    begin(&cache, UINT64_MAX, has_sums);
+    for (uint64_t row = 0; row < ROWS; row++) { /* the view grows */
+        CHECK(!copy_row(&cache, row));
+        CHECK_EQ(store(&cache, row, 1, BYTES - row), FI_CACHE_FOUND);
+        CHECK(copy_row(&cache, row));
+        CHECK(copy_row(&cache, row / 2));
+    }
+    CHECK(fi_cache_view(&cache, UINT64_MAX - 5, 10) == NULL);
+    CHECK(fi_cache_view(&cache, 0, UINT64_C(1) << 50) == NULL);
+    CHECK_EQ((fi_cache_view(&cache, 64, 64) == NULL), has_sums);
+    fi_cache_put(&cache, FI_CACHE_STAMP, 78);
+    CHECK_EQ(copy_row(&cache, 5), !has_sums); /* it is to be checked first */
+    CHECK_EQ(read_row(&cache, 5), FI_CACHE_FOUND);
+    CHECK(copy_row(&cache, 5));
+    fi_cache_clear(&cache);
+    CHECK(!copy_row(&cache, 5));
+    end(&cache);
+}
+
 /* Each byte of an entry in turn, in an opening that has not looked at it; and words of the index at random. */
 static void damage(void)
 {
@@ -146,6 +230,8 @@ static void *fill(void *token)
             int rc = store(&shared, row, (uint64_t)(uintptr_t)token, BYTES);
             CHECK(rc == FI_CACHE_FOUND || rc == FI_CACHE_NONE);
             CHECK(read_row(&shared, row) != FI_CACHE_BAD);
+            if (token == (void *)1) /* a view is for one thread */
+                (void)copy_row(&shared, row);
         }
     return NULL;
 }
@@ -172,6 +258,9 @@ static void clearing_beside_others(bool has_sums)
 int main(void)
 {
     rows_and_limit();
+    short_memory();
+    copies(true);
+    copies(false);
     damage();
     clearing_beside_others(true);
     clearing_beside_others(false);

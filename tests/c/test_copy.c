@@ -1,4 +1,4 @@
-/* fi_copy_uncached and fi_fill_uncached, at every alignment of either side, with guard bytes around.
+/* fi_copy_strided against a loop over all elements; fi_copy_uncached and fi_fill_uncached, at every alignment of either side, with guard bytes around.
  * Aborts at the first broken promise. */
 #include <stdint.h>
 #include <stdlib.h>
@@ -84,12 +84,54 @@ static void test_either_way(void)
     }
 }
 
+/* Axes in any order, some of them reversed, with steps between elements. */
+static void test_strided(void)
+{
+    enum { MOST = 4 };
+    static unsigned char source[1 << 20], target[1 << 16], wanted[1 << 16];
+    uint64_t random = 9;
+    for (size_t i = 0; i < sizeof source; i++)
+        source[i] = (unsigned char)(i * 2654435761u >> 13);
+    for (int round = 0; round < 20000; round++) {
+        int64_t dims[MOST], strides[MOST], step, elements = 1;
+        random = random * UINT64_C(6364136223846793005) + 1442695040888963407;
+        int ndim = (int)(random >> 60) % (MOST + 1);
+        size_t itemsize = 1 + (size_t)(random >> 50) % 17;
+        const unsigned char *from = source;
+        step = (int64_t)itemsize;
+        for (int i = 0; i < ndim; i++) {
+            int axis = random >> 40 & 1 ? i : ndim - 1 - i;
+            dims[axis] = (int64_t)((random >> (4 * i)) % 6);
+            strides[axis] = step;
+            step *= dims[axis] + (int64_t)(random >> (30 + i) & 1);
+            step += step == 0;
+            if (random >> (34 + i) & 1) {
+                from += dims[axis] > 0 ? (dims[axis] - 1) * strides[axis] : 0;
+                strides[axis] = -strides[axis];
+            }
+            elements *= dims[axis];
+        }
+        for (int64_t i = 0; i < elements; i++) {
+            int64_t left = i;
+            const unsigned char *at = from;
+            for (int axis = ndim - 1; axis >= 0; left /= dims[axis--])
+                at += left % dims[axis] * strides[axis];
+            memcpy(wanted + (size_t)i * itemsize, at, itemsize);
+        }
+        memset(target, GUARD_BYTE, (size_t)elements * itemsize + GUARD);
+        fi_copy_strided(target, from, ndim, dims, strides, itemsize);
+        CHECK(memcmp(target, wanted, (size_t)elements * itemsize) == 0);
+        for (size_t i = 0; i < GUARD; i++)
+            CHECK_EQ(target[(size_t)elements * itemsize + i], GUARD_BYTE);
+    }
+}
+
 static void test_what_outruns_the_cache(void)
 {
-    const uint64_t cache = fi_cache_bytes();
+    const uint64_t cache = fi_processor_cache_bytes();
 
     CHECK(cache >= 1 << 15);
-    CHECK_EQ(cache, fi_cache_bytes());
+    CHECK_EQ(cache, fi_processor_cache_bytes());
     CHECK(!fi_outruns_cache(0, 5));
     CHECK(!fi_outruns_cache(cache / 5, 5));
     CHECK(fi_outruns_cache(cache / 5 + 1, 5));
@@ -101,6 +143,7 @@ static void test_what_outruns_the_cache(void)
 
 int main(void)
 {
+    test_strided();
     test_every_alignment();
     test_either_way();
     test_what_outruns_the_cache();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import errno
+import io
 import itertools
 import logging
 import math
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 import fastiter
+from fastiter._ring.serialization import dumps
 from fastiter.datasets import CachedDataset, SubDataset
 
 
@@ -133,6 +135,19 @@ def test_tensors_and_images(place):
             assert again.tobytes() == image.tobytes() and again.mode == "RGB"
             tensor += 1
             assert torch.equal(cached[0][0], torch.arange(4.0))
+
+
+def test_images_of_all_modes(place):
+    image_module = pytest.importorskip("PIL.Image")
+    dice = np.random.default_rng(0)
+    image = image_module.fromarray(dice.integers(0, 256, (9, 7, 3), np.uint8))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    images = [image.convert(mode) for mode in ("RGB", "L", "1", "P", "RGBA", "CMYK", "F", "I")]
+    images += [image_module.open(file), image_module.new("RGB", (0, 0))]
+    with fastiter.cache(images, **place) as cached:
+        for i in [*range(len(images)), *range(len(images))]:
+            assert type(cached[i]) is type(images[i]) and cached[i] == images[i]
 
 
 def test_what_is_returned_is_private(place):
@@ -268,6 +283,11 @@ def test_wrong_arguments_are_named(arguments, error, text, tmp_path, monkeypatch
 def test_a_stream_cannot_be_cached():
     with pytest.raises(TypeError, match="stream"):
         fastiter.cache(itertools.count())
+
+
+def test_a_cache_in_memory_does_not_travel_to_another_machine():
+    with pytest.raises(TypeError, match="path="):  # as an iterator with workers on a cluster packs
+        dumps([fastiter.cache([1])], 5, None)
 
 
 def test_a_cache_in_memory_does_not_pickle():

@@ -14,6 +14,8 @@ from outside import wait_until
 
 import fastiter
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator
+from fastiter._ring.serialization import unpack
+from fastiter.datasets import SubDataset
 
 METHODS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.stress)]
 N = 60
@@ -56,6 +58,7 @@ def read_all(cached):
 
 
 def place_of(kind, tmp_path):
+    os.makedirs(tmp_path, exist_ok=True)
     return {"path": tmp_path / "cache"} if kind == "file" else {"memory": 1 << 24}
 
 
@@ -315,3 +318,113 @@ def test_orders_and_states_are_those_without_a_cache(arguments):
     for left, right in zip(plain, cached, strict=True):
         assert [label for _, label in left] == [label for _, label in right]
         assert all(is_right(example, example[1]) for example in right)
+
+
+VIEWS = {
+    "none": lambda cached: cached,
+    "a part": lambda cached: SubDataset(cached, 6, 54),
+    "an order": lambda cached: SubDataset(cached, 0, N, order=np.arange(-1, -N - 1, -1)),
+    "torch": lambda cached: pytest.importorskip("torch.utils.data").Subset(cached, [*range(48)]),
+}
+
+
+class Even(Rows):
+    """Examples of many kinds of fields, of one shape."""
+
+    def __getitem__(self, i):
+        array = np.full((40, 30), i, np.int16)
+        array.flags.writeable = i % 2 == 0
+        return {"a": array, "i": i, "f": i / 2, "b": i % 2 == 0, "n": np.float32(i), "e": array[:0]}
+
+
+def is_right_even(example, i):
+    if list(example) != ["a", "i", "f", "b", "n", "e"] or not (example["a"] == i).all():
+        return False
+    rest = example["i"], example["f"], example["b"], example["n"]
+    return rest == (i, i / 2, i % 2 == 0, i) and type(example["n"]) is np.float32
+
+
+def counting(*args, **kwargs):
+    with CALLS:
+        CALLS.value += 1
+    return unpack(*args, **kwargs)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"seed_examples": True}, {"hedge": 0.5}], ids=str)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_hits_are_copied_without_their_examples(kind, view, arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr("fastiter.datasets.cached_dataset.unpack", counting)
+    for rows, check in ((Rows(), is_right), (Even(), is_right_even)):
+        cached = fastiter.cache(rows, **place_of(kind, tmp_path / type(rows).__name__))
+        dataset = VIEWS[view](cached)
+        CALLS.value = 0
+        iterator = MultiprocessIterator(
+            dataset, 6, n_processes=2, shuffle=True, context="fork", **arguments
+        )
+        with iterator:
+            for _ in range(4 * len(dataset) // 6):
+                for example in next(iterator):
+                    label = example["i"] if type(example) is dict else example[1]
+                    assert check(example, label)
+        stats = cached.stats()
+        # Until the columns are known, rows are examples, which take a moment on a busy machine.
+        assert stats.damaged == 0 and CALLS.value <= stats.hits / 4
+        assert stats.hits >= 3 * len(dataset) - 12
+        assert len(dataset) <= stats.misses <= len(dataset) + 12
+
+
+class Many(Rows):
+    def __getitems__(self, indices):
+        with CALLS:
+            CALLS.value += len(indices)
+        return [self[i] for i in indices]
+
+
+CALLS = multiprocessing.get_context("fork").Value("i", 0)
+
+
+def test_one_call_for_the_rows_that_miss():
+    CALLS.value = 0
+    cached = fastiter.cache(Many())
+    for i in range(0, N, 3):
+        cached[i]
+    with MultiprocessIterator(cached, 6, n_processes=2, shuffle=True, context="fork") as iterator:
+        epoch(iterator)
+        epoch(iterator)
+    assert N - N // 3 <= CALLS.value <= N - N // 3 + 12
+    assert cached.stats().misses == CALLS.value + N // 3
+
+
+def test_rows_are_right_while_it_is_cleared():
+    cached = fastiter.cache(Even())
+    with MultiprocessIterator(cached, 6, n_processes=2, shuffle=True, context="fork") as iterator:
+        for _ in range(100):
+            assert all(is_right_even(example, example["i"]) for example in next(iterator))
+            cached.clear()
+
+
+def test_misfits_are_examples():
+    class Misfits(Rows):
+        def __getitem__(self, i):
+            shape = (3, 3) if i < 50 else (i, 2) if i < 55 else (9,)
+            return (np.full(shape, i, np.float32 if i % 6 else np.float64), i)
+
+    cached = fastiter.cache(Misfits())
+    with MultiprocessIterator(cached, 6, n_processes=2, shuffle=True, context="fork") as iterator:
+        for _ in range(40):
+            for array, i in next(iterator):
+                wanted = Misfits()[i][0]
+                assert array.dtype == wanted.dtype and np.array_equal(array, wanted)
+
+
+def test_a_subclass_with_its_own_examples_is_asked():
+    class Negative(fastiter.datasets.CachedDataset):
+        def get_example(self, i):
+            array, label = super().get_example(i)
+            return -array, label
+
+    cached = Negative(Rows(), memory=1 << 24)
+    with MultiprocessIterator(cached, 6, n_processes=2, shuffle=True, context="fork") as iterator:
+        for _ in range(30):
+            assert all((array == -label).all() for array, label in next(iterator))
