@@ -43,7 +43,7 @@ CEILINGS = {
     "_device": 910,
     "_engine": 1_330,
     "_fetch": 4_620,
-    "_order": 2_080,
+    "_order": 2_090,
     "_plan": 1_870,
     "_ring": 4_150,
     "_stats": 1_490,
