@@ -159,8 +159,7 @@ persistent_workers, pin_memory_device, in_order
         `IterableDataset`, whose examples have no place and no index, or ``skip_limit`` is a share
         of a sampler without length. If ``dataset_timeout`` or ``hedge`` is set without workers, or
         with a dataset that has a state. If ``shuffle``, ``sampler``, ``batch_sampler``,
-        ``timeout``, ``hedge``, ``generator``, ``in_order=False`` or ``return_indices`` is set for a
-        `StreamDataset`.
+        ``timeout``, ``hedge`` or ``return_indices`` is set for a `StreamDataset`.
     RuntimeError
         By the first ``next()`` at the latest, if ``device`` is a GPU and torch finds none.
     """

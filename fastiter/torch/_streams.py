@@ -42,10 +42,6 @@ def check_arguments(loader: Any) -> None:
         )
     if loader.return_indices:
         raise ValueError("return_indices=True needs indices, which a StreamDataset has not")
-    if not loader.in_order:
-        raise ValueError("in_order=False: batches of a StreamDataset come in its own order")
-    if loader.generator is not None:
-        raise ValueError("generator needs a sampler to draw: a StreamDataset draws by its seed=")
     StreamIteration(loader).finalize()
 
 

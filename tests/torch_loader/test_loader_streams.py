@@ -191,8 +191,6 @@ def test_without_batches_and_with_a_collate_fn_of_ones_own():
         {"timeout": 3, "num_workers": 1},
         {"hedge": 0.1, "num_workers": 1},
         {"return_indices": True},
-        {"in_order": False, "num_workers": 1},
-        {"generator": torch.Generator()},
         {"on_timeout": "retry", "num_workers": 1},
     ],
 )
