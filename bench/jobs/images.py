@@ -34,7 +34,7 @@ _SIZES = {"500x375": (375, 500, 1000), "2000x1500": (1500, 2000, 200)}  # height
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def _photograph(height: int, width: int, seed: int) -> bytes:
+def photograph(height: int, width: int, seed: int) -> bytes:
     """Smooth noise at three scales, which takes about as many bytes as a photograph."""
     import io
 
@@ -62,7 +62,7 @@ def _folder(size: str, quick: bool) -> list[str]:
     for number, path in enumerate(paths):
         if not path.exists():
             new = path.with_suffix(f".{os.getpid()}")
-            new.write_bytes(_photograph(height, width, number))
+            new.write_bytes(photograph(height, width, number))
             new.replace(path)
         path.read_bytes()
     return [str(path) for path in paths]

@@ -223,13 +223,13 @@ LOADERS: dict[str, Callable[[str, int, int], Epoch]] = {
 
 def _made(folder: str) -> str:
     """A folder of synthetic photographs, which is kept for later runs."""
-    from bench.jobs.images import _photograph
+    from bench.jobs.images import photograph
 
     for number in range(1000):
         path = Path(folder, f"class{number % 10}", f"{number}.jpg")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(_photograph(375, 500, number))
+            path.write_bytes(photograph(375, 500, number))
     return folder
 
 
