@@ -131,7 +131,7 @@ class ProcessExecutor:
 
     def start(self, plans: PlanQueue) -> None:
         pool = self.running(plans)
-        pool.ring.top_up(plans)
+        pool.ring.top_up(plans, False)
         if not pool.is_open:  # last, so that its workers find work when they begin
             pool.open(lifts=False)
 
@@ -150,7 +150,7 @@ class ProcessExecutor:
             return plan
         self._timer.block()
         while not ring.holds(plan):
-            pool.wait_for_slot()
+            pool.wait_until(ring.has_free_slot)  # one that drains
             ring.top_up(plans)
         pool.wait(overtaking)
         self._timer.unblock()

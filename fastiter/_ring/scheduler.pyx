@@ -68,8 +68,9 @@ cdef class BatchScheduler(ParentRing):
 
     # ---- schedule
 
-    def top_up(self, PlanQueue plans):
-        """Schedules as many batches as are wanted and have room, and wakes workers for them.
+    def top_up(self, PlanQueue plans, bint takes_one=True):
+        """Schedules as many batches as are wanted and have room, and wakes workers for them: those
+        to be made ahead, and the one that the caller takes.
 
         MemoryError if a slot cannot be given the memory that it needs, and no batch is in the ring.
         After any exception, such as KeyboardInterrupt from the order sampler, the next call goes on.
@@ -78,7 +79,7 @@ cdef class BatchScheduler(ParentRing):
         if self.scheduled and (<Plan>self.scheduled[0]).current_work is not self:
             self.reset()  # an interrupt came during a restart of the plans
         self.collect()
-        while len(self.scheduled) <= self.n_prefetch or plans.lacks_first():
+        while len(self.scheduled) < self.n_prefetch + takes_one or plans.lacks_first():
             plan = plans.ahead()
             if plan.indices is None:
                 break
@@ -269,6 +270,10 @@ cdef class BatchScheduler(ParentRing):
         """Whether the first batch is complete."""
         cdef uint32_t slot = 0, flags = 0
         return self.is_ready(&slot, &flags)
+
+    def all_ready(self):
+        """Whether all scheduled batches are complete."""
+        return fi_parent_count_ready(&self.parent) == self.parent.tail - self.parent.head
 
     def overtake(self, PlanQueue plans):
         """Has the oldest complete batch be the first one in ring and plans; whether there is one.

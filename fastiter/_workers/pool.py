@@ -33,6 +33,8 @@ from fastiter._workers.timeouts import UNKILLABLE_SECONDS, Timeouts, step_text
 from fastiter.errors import DatasetTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastiter._fetch.dataset_access import PlainColumns
     from fastiter._ring.parent import Report
 
@@ -180,9 +182,9 @@ class Pool:
             if thread_limits.own_pools.lift(ends_threads=False):
                 self._spin_end = status.now() + thread_limits.SPIN_SECONDS
 
-    def wait_for_slot(self) -> None:
-        """Blocks until a slot that drains may have come back."""
-        self._sleep(self.ring.has_free_slot, any_event=True)
+    def wait_until(self, done: Callable[[], bool]) -> None:
+        """Blocks until ``done()``, which is asked after each event in the ring."""
+        self._sleep(done, any_event=True)
 
     def deliver(self, plan: Plan, policy: FailurePolicy | None) -> Any:
         """Take the first batch, that of `plan`, out of the ring, and return it or its `Failure`.

@@ -229,6 +229,10 @@ class WorkersIterator(LoaderIterator):
             )
             self._executor.use(self._new_pool(loader, None))
             self._is_closed = False
+        elif not (self._seeds_examples or self._shares_rows):
+            # As torch's workers do: each has then drawn as many of its random numbers, however
+            # early the loop was left.
+            pool.wait_until(pool.ring.all_ready)
         super()._reset(loader, first_iter)
         self._planner.epoch += 1
         self._executor.drop([])

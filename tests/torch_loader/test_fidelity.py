@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -324,6 +326,51 @@ def test_a_worker_ends_the_example_that_it_fetches(loader_class: Any, tmp_path: 
         pass
     iterator._shutdown_workers()
     assert stream.path.read_text().splitlines()[-1] == "end"
+
+
+class Drawn(torch_data.Dataset):
+    """Examples hold numbers of the generators of whoever fetches them."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return index, random.random(), torch.rand(())
+
+
+class DrawnStream(torch_data.IterableDataset):
+    """Continues in the next epoch where the worker has stopped in the last one."""
+
+    place = 0
+
+    def __iter__(self) -> Any:
+        for _ in range(20):
+            self.place += 1
+            yield self.place, random.random(), torch.rand(())
+
+
+@pytest.mark.parametrize("of", [Drawn, DrawnStream], ids=["map", "stream"])
+@pytest.mark.parametrize("collate_fn", [None, list], ids=["columns", "lists"])
+@pytest.mark.parametrize(
+    ("stops", "num_workers", "prefetch_factor"),
+    [((4, 99), 2, 4), ((0, 6, 99), 1, 2), ((1, 1, 99), 3, 1), ((99, 3, 99), 2, 2)],
+)
+def test_random_numbers_after_loops_that_were_left(
+    stops: tuple[int, ...], num_workers: int, prefetch_factor: int, collate_fn: Any, of: Any
+) -> None:
+    """In persistent workers: what was fetched ahead has drawn its numbers, in each run."""
+
+    def batches(loader_class: Any) -> Any:
+        torch.manual_seed(3)
+        arguments = {"num_workers": num_workers, "prefetch_factor": prefetch_factor}
+        loader = loader_class(of(), 2, persistent_workers=True, collate_fn=collate_fn, **arguments)
+        return [
+            [list(map(float, row)) for row in (batch if collate_fn else zip(*batch, strict=True))]
+            for stop in stops
+            for batch in itertools.islice(loader, stop)
+        ]
+
+    assert batches(DataLoader) == batches(torch_data.DataLoader)
 
 
 class Closed(Dataset):
