@@ -83,6 +83,8 @@ class Decoder:
         transform = self.transform
         sides = self._sides_of_jpeg(data)
         image: Any = self._opened(data) if sides is None or self._exif else None
+        if image is not None and image.format == "TIFF":
+            image.load()  # which turns it, whatever is asked for
         turn = image.getexif().get(_ORIENTATION, 1) if image is not None and self._exif else 1
         height, width = image.size[::-1] if sides is None else sides
         is_turned = turn in (5, 6, 7, 8)
