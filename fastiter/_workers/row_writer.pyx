@@ -74,9 +74,8 @@ cdef class RowWriter(SlotRows):
         cdef WorkerRing end = self.end
         cdef fi_origin origin = self.origin
         cdef int64_t row = self.row, index = self.index
-        if self.counter is not None and self.rows is not None:
-            row = self.rows[self.counter.row]
-            index = self.indices[self.counter.row]
+        if self.turn is not None:
+            row, index = self.rows[self.turn], self.indices[self.turn]
         if not 0 <= row < end.claim.n:
             return None
         if not self.two_steps:
@@ -166,7 +165,7 @@ cdef class RowWriter(SlotRows):
         elif self.n_gathered > 0:
             self.timed(stat, since, since, self.index_of(end.claim.first), self.n_gathered, 1)
         self.row = -1
-        self.rows = self.counter = None
+        self.rows = self.turn = None
         if self.traces:
             self.put_traced()
         now = fi_now_ns()
@@ -318,7 +317,7 @@ cdef class RowWriter(SlotRows):
 
     cdef object call(self, object getter, object rows, list indices):
         cdef bint is_first = self.n_calls == 0
-        self.rows, self.indices, self.counter, self.row = rows, indices, None, -1
+        self.rows, self.indices, self.turn, self.row = rows, indices, None, -1
         self.n_calls += 1
         fi_worker_stat_fetch_begins(self.end.stat, indices[0])
         if not is_first:

@@ -223,9 +223,9 @@ def _both(name: str, value: Any) -> tuple[int, int]:
 def _numbers(name: str, value: Any, count: int, is_one_enough: bool = False) -> tuple[float, ...]:
     """So many finite numbers; or so many times one number, where that is enough."""
     try:
-        values = (value,) * count if is_one_enough and np.ndim(value) == 0 else value
-        if len(values) == count and bool not in map(type, values) and all(map(math.isfinite, values)):
-            return tuple(map(float, values))
+        found = (value,) * count if is_one_enough and np.ndim(value) == 0 else value
+        if len(found) == count and bool not in map(type, found) and all(map(math.isfinite, found)):
+            return tuple(map(float, found))
     except (TypeError, ValueError, OverflowError):
         pass
     what = f"{count} finite numbers" if count > 1 else "a finite number"
