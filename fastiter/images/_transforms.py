@@ -58,7 +58,7 @@ class ImageTransform:
 
     def __repr__(self) -> str:
         shown = []
-        for field in sorted(dataclasses.fields(self), key=lambda field: field.kw_only):
+        for field in sorted(dataclasses.fields(self), key=lambda field: bool(field.kw_only)):
             value = getattr(self, field.name)
             if value != field.default:
                 shown.append(f"{field.name}={value!r}" if field.kw_only else repr(value))

@@ -17,7 +17,7 @@ from fastiter._order.plan import Plan
 from fastiter._stats.autotune import first_workers
 from fastiter._stats.timer import Timer
 from fastiter._util.cpus import usable_cpus
-from fastiter._util.failures import AllSkipped, Failure, capture, load, reraise
+from fastiter._util.failures import AllSkipped, Failure, capture, load, plain_attributes, reraise
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import WorkerDiedError, WorkerTraceback
@@ -476,6 +476,7 @@ def _error_of(failure: Failure, plan: Plan) -> Any:
     wrapper = ExceptionWrapper((failure.kind, error, None), where)
     facts, _, text = str(error.__cause__).partition("\n")
     wrapper.exc_msg = f"{text.rstrip()} ({_named(facts, plan)})"
+    wrapper.facts = plain_attributes(error)
     return _raised_by(wrapper)
 
 
@@ -485,6 +486,7 @@ def _raised_by(wrapper: ExceptionWrapper) -> Exception:
     text."""
     error: Exception = capture(wrapper.reraise).error
     if type(error) is wrapper.exc_type or isinstance(error, RuntimeError):
+        vars(error).update(wrapper.facts)
         return error
     name, where = wrapper.exc_type.__name__, wrapper.where
     return RuntimeError(f"Caught {name} {where}.\nOriginal {wrapper.exc_msg}")

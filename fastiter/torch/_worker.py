@@ -18,7 +18,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from fastiter._order import example_context
 from fastiter._order.example_context import ExampleContext, Seed
 from fastiter._ring.schema import Schema
-from fastiter._util.failures import dump, known_class, never_skipped
+from fastiter._util.failures import dump, known_class, never_skipped, plain_attributes
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
 from fastiter.torch._collate import collate, collate_in_place, schema_for, use_own_stack
@@ -210,6 +210,7 @@ class _WholeBatchMaker:
     def _wrapped(self, error: Exception) -> ExceptionWrapper:
         wrapper = ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
         wrapper.exc_type = known_class(error)  # of which its pickle consists, besides texts
+        wrapper.facts = plain_attributes(error)
         return wrapper
 
     def _begin(self, request: Request) -> None:
