@@ -178,11 +178,6 @@ def known_class(error: BaseException) -> type[BaseException]:
     return DatasetError
 
 
-def plain_attributes(error: BaseException) -> dict[str, Any]:
-    """Texts and numbers that an exception has as attributes, such as the path of a file."""
-    return {name: value for name, value in vars(error).items() if type(value) in (str, int)}
-
-
 def dump(error: BaseException) -> Dumped:
     """Describe an exception so that `load` always works; called in the worker."""
     summary = text = summary_of(error)

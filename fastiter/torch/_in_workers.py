@@ -17,7 +17,7 @@ from fastiter._order.plan import Plan
 from fastiter._stats.autotune import first_workers
 from fastiter._stats.timer import Timer
 from fastiter._util.cpus import usable_cpus
-from fastiter._util.failures import AllSkipped, Failure, capture, load, plain_attributes, reraise
+from fastiter._util.failures import AllSkipped, Failure, capture, load, reraise
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import WorkerDiedError, WorkerTraceback
@@ -31,7 +31,7 @@ from fastiter.torch._keys import keys_of
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, asks_state, index_array
 from fastiter.torch._state import Resume, hold_state
 from fastiter.torch._statistics import Adjustment, ahead
-from fastiter.torch._worker import LoaderJob, Reply
+from fastiter.torch._worker import LoaderJob, Reply, plain_attributes
 
 if TYPE_CHECKING:
     from fastiter._workers.timeouts import Timeouts

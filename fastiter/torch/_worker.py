@@ -18,7 +18,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from fastiter._order import example_context
 from fastiter._order.example_context import ExampleContext, Seed
 from fastiter._ring.schema import Schema
-from fastiter._util.failures import dump, known_class, never_skipped, plain_attributes
+from fastiter._util.failures import dump, known_class, never_skipped
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
 from fastiter.torch._collate import collate, collate_in_place, schema_for, use_own_stack
@@ -53,6 +53,11 @@ class Reply(NamedTuple):
     n_rows: int | None = None  #: of a batch with fewer examples than keys
     #: place and `dump` of the keys that have failed, where a policy decides about them
     failures: tuple[tuple[int, Any], ...] = ()
+
+
+def plain_attributes(error: BaseException) -> dict[str, Any]:
+    """Texts and numbers that an exception has as attributes, such as the path of a file."""
+    return {name: value for name, value in vars(error).items() if type(value) in (str, int)}
 
 
 class LoaderJob(BatchJob):
