@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import io
@@ -18,7 +19,6 @@ from fastiter.errors import ImageError
 from fastiter.images._resize import resize_into
 from fastiter.images._transforms import CropWindow, ImageTransform, RandomSource
 
-_COLORS = ("Gray", "YCbCr")  # of CMYK simplejpeg makes other colours than Pillow
 _ORIENTATION = 0x0112  # the tag of EXIF
 #: Of its values, the steps through rows and columns; from 5 on, these change places then.
 _STEPS = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 6: (-1, 1), 7: (-1, -1), 8: (1, -1)}
@@ -120,16 +120,13 @@ class Decoder:
 
     def _sides_of_jpeg(self, data: Any) -> tuple[int, int] | None:
         """Height and width of an image that simplejpeg decodes as Pillow does; None of others."""
-        if self._jpeg is None or data[:2] != b"\xff\xd8":
-            return None
-        try:
-            height, width, colors, _ = self._jpeg.decode_jpeg_header(data)
-        except ValueError:
-            return None
-        if colors not in _COLORS:
-            return None
-        self._check_size(height, width)
-        return height, width
+        with contextlib.suppress(ValueError):
+            if self._jpeg is not None and data[:2] == b"\xff\xd8":
+                height, width, colors, _ = self._jpeg.decode_jpeg_header(data)
+                if colors in ("Gray", "YCbCr"):  # of CMYK it makes other colours than Pillow
+                    self._check_size(height, width)
+                    return height, width
+        return None
 
     def _decoded(self, data: Any, scale: int, height: int, width: int) -> Any:
         """The pixels by simplejpeg, in memory of this thread; None if it refuses the file."""
