@@ -23,8 +23,9 @@ typedef struct {
     uint64_t first, count;       /* pixels that it touches */
     double begin, scale, support; /* from the first pixel on; pixels for one of the result; on each side of a centre */
     uint64_t corner, n;          /* the window */
+    uint64_t most;               /* neighbours, even */
     bool mirror;
-    uint64_t padded, most;       /* n with those that are not wanted; neighbours at most, even */
+    fi_resize_axis axis;
 } box_side;
 
 /* A task with all that it has in memory meanwhile, in one block. */
@@ -34,8 +35,7 @@ typedef struct {
     box_side columns, rows;
     void *block;
     uint64_t used;
-    fi_resize_axis across, down;
-    double *exact;            /* weights of an axis, [n][most], while it is filled */
+    double *exact;            /* weights of a result, while they are found */
     int16_t *ring;            /* the last rows that were resized along themselves */
     uint64_t ring_rows, stride, plane; /* in values */
     uint8_t *copies;          /* of rows of pixels that end too early for the loops, which read `reach` bytes */
@@ -58,71 +58,66 @@ static box_side side_of(double begin, double end, uint64_t size, uint64_t corner
     side.begin = begin - (double)side.first;
     side.scale = (end - begin) / (double)size;
     side.support = side.scale > 1 ? side.scale : 1;
-    side.padded = fi_align_up(n, FI_RESIZE_STEP);
+    side.axis.n = fi_align_up(n, FI_RESIZE_STEP);
     side.most = fi_align_up(fi_min_u64((uint64_t)ceil(2 * side.support) + 1, side.count), 2);
     return side;
 }
 
-/* The weights of a result, 1 in all, without the zeros at their ends. */
-static uint32_t weigh(const box_side *side, uint64_t number, double *weights, uint32_t *first)
+/* The neighbours of a result, and what each counts, without those at the ends that count nothing. Returns the sum. */
+static double weigh(box_side *side, uint64_t x, double *weights)
 {
+    const uint64_t number = side->corner + (side->mirror ? side->n - 1 - x : x);
     const double centre = side->begin + ((double)number + 0.5) * side->scale, rate = 1 / side->support;
     const double from = centre - side->support + 0.5, to = centre + side->support + 0.5;
     const uint64_t low = from > 0 ? fi_min_u64((uint64_t)from, side->count - 1) : 0;
     const uint64_t high = fi_min_u64((uint64_t)to, side->count);
+    uint32_t first = (uint32_t)low, n = 0;
     double total = 0;
-    uint32_t n = 0;
 
-    *first = (uint32_t)low;
     for (uint64_t k = low; k < high && n < side->most; k++) {
         const double weight = 1 - fabs((double)k + 0.5 - centre) * rate;
         if (weight > 0) {
-            *first = n == 0 ? (uint32_t)k : *first;
+            first = n == 0 ? (uint32_t)k : first;
             weights[n++] = weight;
             total += weight;
         }
     }
     if (n == 0) /* a centre lies in a pixel of the box, or at its edge: but for rounding, this does not happen */
         total = weights[n++] = 1;
-    for (uint32_t k = 0; k < n; k++)
-        weights[k] *= 1 / total;
-    return n;
+    side->axis.firsts[x] = first;
+    side->axis.counts[x] = n;
+    return total;
 }
 
 /* The integers are differences of the rounded sums so far: they are 2^shift in all, however many, and the errors of
  * neighbours do not add up. */
-static void fill_axis(fi_resize_axis *axis, const box_side *side, double *exact)
+static void fill_axis(box_side *side, double *exact)
 {
     /* A box holds the pixels within half a support of each centre, of which none counts less than half as much as
      * another. The window does not matter: its pixels are those of the whole result. */
     const double largest = fmin(1, 2 / floor(side->support));
-    uint32_t most = 0;
+    fi_resize_axis *const axis = &side->axis;
 
-    for (uint64_t x = 0; x < side->n; x++) {
-        const uint64_t number = side->corner + (side->mirror ? side->n - 1 - x : x);
-        axis->counts[x] = weigh(side, number, exact + x * side->most, &axis->firsts[x]);
-        most = axis->counts[x] > most ? axis->counts[x] : most;
-    }
-    axis->n = side->padded;
-    axis->taps = (uint32_t)fi_align_up(most, 2);
     axis->shift = MOST_BITS;
     while (largest * (1 << axis->shift) > LARGEST_WEIGHT)
         axis->shift--;
-    memset(axis->weights, 0, axis->n * axis->taps * sizeof *axis->weights);
     for (uint64_t x = 0; x < side->n; x++) {
+        const double total = weigh(side, x, exact);
         double sum = 0;
         int32_t before = 0;
         for (uint32_t k = 0; k < axis->counts[x]; k++) {
-            sum += exact[x * side->most + k];
+            sum += exact[k] * (1 / total);
             const int32_t rounded = (int32_t)(sum * (1 << axis->shift) + 0.5);
-            axis->weights[x * axis->taps + k] = (int16_t)(rounded - before);
+            axis->weights[x * side->most + k] = (int16_t)(rounded - before);
             before = rounded;
         }
+        axis->taps = axis->counts[x] > axis->taps ? axis->counts[x] : axis->taps;
     }
-    for (uint64_t x = side->n; x < axis->n; x++) {
+    axis->taps = (uint32_t)fi_align_up(axis->taps, 2);
+    for (uint64_t x = 1; x < axis->n; x++) /* closer to each other */
+        memmove(axis->weights + x * axis->taps, axis->weights + x * side->most, axis->taps * sizeof *axis->weights);
+    for (uint64_t x = side->n; x < axis->n; x++)
         axis->firsts[x] = axis->firsts[side->n - 1];
-        axis->counts[x] = 0;
-    }
 }
 
 /* The next part of the block; where there is none yet, this only counts. */
@@ -134,26 +129,28 @@ static void *part(resizing *work, uint64_t count, uint64_t size)
     return found;
 }
 
-static void lay_axis(resizing *work, fi_resize_axis *axis, const box_side *side)
+static void lay_axis(resizing *work, box_side *side)
 {
-    axis->firsts = part(work, side->padded, sizeof *axis->firsts);
-    axis->counts = part(work, side->padded, sizeof *axis->counts);
-    axis->weights = part(work, side->padded * side->most, sizeof *axis->weights);
+    fi_resize_axis *const axis = &side->axis;
+
+    axis->firsts = part(work, axis->n, sizeof *axis->firsts);
+    axis->counts = part(work, axis->n, sizeof *axis->counts);
+    axis->weights = part(work, axis->n * side->most, sizeof *axis->weights);
 }
 
 /* No product overflows: results times neighbours of an axis are below 2^34, rows times their values below 2^60. */
 static void lay_out(resizing *work)
 {
-    const box_side *const columns = &work->columns, *const rows = &work->rows;
+    box_side *const columns = &work->columns, *const rows = &work->rows;
 
     work->used = 0;
     work->plane = work->task->planes ? fi_align_up(columns->n, FI_RESIZE_VECTOR) : 0;
-    work->stride = work->task->planes ? 3 * work->plane : fi_align_up(3 * columns->padded + 2, FI_RESIZE_VECTOR);
+    work->stride = work->task->planes ? 3 * work->plane : fi_align_up(3 * columns->axis.n + 2, FI_RESIZE_VECTOR);
     work->ring_rows = fi_align_up(rows->most + FI_RESIZE_ROWS, FI_RESIZE_ROWS);
     work->reach = 3 * (columns->count + columns->most) + FI_RESIZE_LOADED;
-    lay_axis(work, &work->across, columns);
-    lay_axis(work, &work->down, rows);
-    work->exact = part(work, fi_max_u64(columns->n * columns->most, rows->n * rows->most), sizeof *work->exact);
+    lay_axis(work, columns);
+    lay_axis(work, rows);
+    work->exact = part(work, fi_max_u64(columns->most, rows->most), sizeof *work->exact);
     work->ring = part(work, work->ring_rows * work->stride, sizeof *work->ring);
     work->copies = part(work, FI_RESIZE_ROWS * work->reach, 1);
     work->sources = part(work, rows->most, sizeof *work->sources);
@@ -164,7 +161,7 @@ static void lay_out(resizing *work)
 static void resize_rows(const resizing *work, uint64_t row, int16_t *out)
 {
     const fi_resize_task *const task = work->task;
-    const uint64_t bytes = 3 * task->height * task->width, own = 3 * work->columns.count;
+    const uint64_t bytes = 3 * task->height * task->width;
     const uint8_t *rows[2 * FI_RESIZE_ROWS];
 
     for (uint64_t k = 0; k < 2 * FI_RESIZE_ROWS; k++) {
@@ -173,19 +170,17 @@ static void resize_rows(const resizing *work, uint64_t row, int16_t *out)
         rows[k] = task->pixels + place;
         if (k < FI_RESIZE_ROWS && place + work->reach > bytes) { /* near the end of the pixels */
             uint8_t *const copy = work->copies + k * work->reach;
-            memcpy(copy, rows[k], own);
-            memset(copy + own, 0, work->reach - own);
-            rows[k] = copy;
+            rows[k] = memcpy(copy, rows[k], 3 * work->columns.count);
         }
     }
-    work->loops->across(&work->across, rows, out, work->stride, work->plane);
+    work->loops->across(&work->columns.axis, rows, out, work->stride, work->plane);
 }
 
 /* Row y of the result, or of each of its planes. */
 static void resize_columns(const resizing *work, uint64_t y)
 {
     const fi_resize_task *const task = work->task;
-    const fi_resize_axis *const down = &work->down;
+    const fi_resize_axis *const down = &work->rows.axis;
     const uint32_t pairs = (down->counts[y] + 1) / 2, channels = task->planes ? 1 : 3;
     const uint64_t n = channels * task->window[1];
 
@@ -206,7 +201,7 @@ static void resize_columns(const resizing *work, uint64_t y)
 
 static void resize(resizing *work)
 {
-    const fi_resize_axis *const down = &work->down;
+    const fi_resize_axis *const down = &work->rows.axis;
     const uint64_t begin = down->firsts[0];
     uint64_t done = begin;
 
@@ -237,16 +232,16 @@ int fi_resize(const fi_resize_task *task, int isa)
     work.columns = side_of(task->left, task->right, size[1], corner[1], window[1], task->mirror);
     work.rows = side_of(task->top, task->bottom, size[0], corner[0], window[0], false);
     lay_out(&work);
-    work.block = malloc(work.used);
+    work.block = calloc(1, work.used); /* weights that are not needed are 0, as what lies behind copies of rows */
     if (work.block == NULL)
         return ENOMEM;
     lay_out(&work);
-    fill_axis(&work.across, &work.columns, work.exact);
-    fill_axis(&work.down, &work.rows, work.exact);
+    fill_axis(&work.columns, work.exact);
+    fill_axis(&work.rows, work.exact);
     /* Rows keep as many bits as the sums of the columns leave. */
-    const unsigned kept = (unsigned)fi_min_u64(MOST_BITS + 1 - work.down.shift, ROW_BITS);
-    work.across.shift -= kept;
-    work.down.shift += kept;
+    const unsigned kept = (unsigned)fi_min_u64(MOST_BITS + 1 - work.rows.axis.shift, ROW_BITS);
+    work.columns.axis.shift -= kept;
+    work.rows.axis.shift += kept;
     resize(&work);
     free(work.block);
     return FI_OK;

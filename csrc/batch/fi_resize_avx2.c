@@ -141,11 +141,7 @@ FI_TARGET static void across(const fi_resize_axis *axis, const uint8_t *const *r
     case 4: across_by(axis, rows, out, stride, plane, 1, false); break;
     case 6: across_by(axis, rows, out, stride, plane, 1, true); break;
     case 8: across_by(axis, rows, out, stride, plane, 2, false); break;
-    default:
-        if (axis->taps % 4 == 0)
-            across_by(axis, rows, out, stride, plane, axis->taps / 4, false);
-        else
-            across_by(axis, rows, out, stride, plane, axis->taps / 4, true);
+    default: across_by(axis, rows, out, stride, plane, axis->taps / 4, axis->taps % 4 != 0);
     }
 }
 

@@ -267,7 +267,7 @@ def rows_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
     """
     getitems = getattr(dataset, "__getitems__", None)
     if is_fetched_one_by_one(dataset):
-        return lambda indices: [dataset[index] for index in example_context.each(indices)]
+        return lambda indices: list(map(dataset.__getitem__, example_context.each(indices)))
     if getitems is not None:
         return lambda indices: _checked_examples(getitems(indices), indices)
     if _has_get_examples(dataset):
@@ -278,9 +278,8 @@ def rows_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
 def is_fetched_one_by_one(dataset: Any) -> bool:
     """Whether ``__getitems__`` is that of torch's `Subset` of a dataset without one: a loop over
     examples, each of which can have random numbers of its own."""
-    data = sys.modules.get("torch.utils.data")
-    while data is not None and type(dataset) is getattr(data, "Subset", None):
-        dataset = dataset.dataset
+    while (found := _torchs_subset(dataset)) is not None:
+        dataset = found[0]
         if not callable(getattr(dataset, "__getitems__", None)):
             return True
     return False

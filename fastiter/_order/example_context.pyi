@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from typing_extensions import disjoint_base
@@ -6,16 +6,10 @@ from typing_extensions import disjoint_base
 Seed: TypeAlias = tuple[int, int]
 _Result = TypeVar("_Result")
 
-class Counter:
-    values: Iterator[Any]
-    def __init__(self, values: list[Any], first: int = 0) -> None: ...
-    @property
-    def row(self) -> int: ...
-
 @disjoint_base
 class ExampleContext:
-    counter: Any
     rows: Sequence[int] | None
+    turn: int | None
     def __init__(
         self, seed: Seed, plan: Any, counter: Any, rows: Sequence[int] | None = None
     ) -> None: ...
@@ -24,7 +18,7 @@ class ExampleContext:
     def own_seed(self) -> int: ...
 
 def set_worker(writer: Any) -> None: ...
-def each(values: list[Any]) -> Iterable[Any]: ...
+def each(values: Collection[_Result]) -> Iterator[_Result]: ...
 def own_seed() -> int: ...
 def keep_generators(function: Callable[..., _Result], *arguments: Any) -> _Result: ...
 def of_part(

@@ -5,7 +5,6 @@ The code that fetches examples sets a context, for its thread or once for a work
 is stored per example: when asked, the row is read off the loop that fetches.
 """
 
-import operator
 import random
 import sys
 import threading
@@ -18,27 +17,15 @@ cdef object here = threading.local()
 cdef object of_worker = None
 
 
-class Counter:
-    """Iterates once over ``values``, the first of which has the number ``first``."""
-
-    def __init__(self, values, first=0):
-        self.values = iter(values)
-        self._stop = first + len(values)
-
-    @property
-    def row(self):
-        """Number of the value that was given last."""
-        return self._stop - operator.length_hint(self.values) - 1
-
-
 cdef class ExampleContext:
     """Rows of one batch that this thread is fetching.
 
-    ``counter.row`` is the current row; None if one call fetches many, which are ``rows``.
+    ``counter.row`` is the current row. If one call fetches many, these are ``rows``, and ``turn``
+    is the place of the current one among them, while `each` gives them one by one; else None.
     """
 
-    cdef object seed, plan
-    cdef public object rows, counter
+    cdef object seed, plan, counter
+    cdef public object rows, turn
 
     def __init__(self, seed, plan, counter, rows=None):
         self.seed = seed
@@ -59,17 +46,21 @@ cdef class ExampleContext:
         finally:
             here.context = before
 
+    cdef object row(self):
+        """The current row; None within a call for many."""
+        if self.rows is not None:
+            return None if self.turn is None else self.rows[self.turn]
+        return None if self.counter is None else self.counter.row
+
     def key(self):
         """Seed, epoch and dataset index of the current example; None within a call for many."""
-        if self.counter is None:
-            return None
-        row = self.counter.row if self.rows is None else self.rows[self.counter.row]
-        return self.seed, *self.plan.key_of(row)
+        row = self.row()
+        return None if row is None else (self.seed, *self.plan.key_of(row))
 
     def own_seed(self):
         """The seed of the current example; of the converter, if none is being fetched."""
-        return memoryview(self.plan.seeds).cast("Q")[
-            -1 if self.counter is None else self.counter.row]
+        row = self.row()
+        return memoryview(self.plan.seeds).cast("Q")[-1 if row is None else row]
 
 
 def set_worker(writer):
@@ -111,20 +102,35 @@ cdef object current():
     return of_worker if context is None else context
 
 
-def each(values):
-    """Iterate over the examples of one call for many; each is the current example in its turn."""
+cdef object of_many(n):
+    """The context of one call for ``n`` examples, none of which is the current one; or None."""
     context = current()
-    if context is None or context.rows is None or len(context.rows) != len(values):
-        return values
-    context.counter = counter = Counter(values)
-    return counter.values
+    is_one = context is None or context.rows is None or context.turn is not None
+    return None if is_one or len(context.rows) != n else context
+
+
+def each(values):
+    """Iterate over the examples of one call for many; each is the current example in its turn.
+
+    In a frame that an exception keeps, an iterator must not be left behind, as a comprehension of
+    Python 3.11 does: it would end a later one's turn.
+    """
+    context = of_many(len(values))
+    if context is None:
+        yield from values
+        return
+    try:
+        for context.turn, value in enumerate(values):
+            yield value
+    finally:
+        context.turn = None
 
 
 def of_part(places, n, function, *arguments):
     """Call ``function``, which fetches by one call those of the ``n`` examples of the present one that
     have these places."""
-    context = current()
-    if context is None or context.rows is None or len(context.rows) != n:
+    context = of_many(n)
+    if context is None:
         return function(*arguments)
     rows, indices = context.rows, getattr(context, "indices", None)
     context.rows = [rows[place] for place in places]
@@ -133,7 +139,7 @@ def of_part(places, n, function, *arguments):
     try:
         return function(*arguments)
     finally:
-        context.rows, context.counter = rows, None
+        context.rows = rows
         if indices is not None:
             context.indices = indices
 

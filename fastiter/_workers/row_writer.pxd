@@ -2,21 +2,17 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._clib.csrc cimport fi_cpu_meter, fi_event, fi_origin, fi_worker_stat
 from fastiter._fetch.cache_table cimport CacheTable
-from fastiter._fetch.gather cimport ColumnReader
-from fastiter._fetch.reader cimport DatasetReader
-from fastiter._ring.slot_rows cimport SlotRows
+from fastiter._fetch.column_rows cimport ColumnRows
 
-cdef class RowWriter(SlotRows):
-    cdef DatasetReader reader
+cdef class RowWriter(ColumnRows):
     cdef object answer
-    cdef ColumnReader gatherer  # of a dataset of columns, or None
     cdef object orders, into, cache_of  # see `RowAccess`
     cdef CacheTable table  # of the claim, or None
     cdef bint is_placing  # rows of the claim may be written without their examples
     cdef object memory  # a number of the arena
     cdef public object rows  # those that are fetched by one call, or None
-    cdef public object counter  # tells which of them is meant, or None
     cdef public list indices  # theirs
+    cdef public object turn  # place of the current one among them, or None
     cdef uint32_t timed_row  # of the claim, or NO_ROW
     cdef uint32_t weight  # how many rows it stands for
     cdef uint32_t short_ranges  # since the last one in which a row was timed
@@ -32,16 +28,12 @@ cdef class RowWriter(SlotRows):
     cdef int64_t begun  # the present claim
     cdef int64_t since  # when the row, or the call for many, was begun
     cdef int64_t fetched  # when it was there
-    cdef uint32_t owned_stop  # of the claim: rows before it are owned already
-    cdef uint32_t n_gathered  # rows of the claim
     cdef uint32_t n_calls  # of the dataset for many rows
     cdef uint32_t n_called  # rows of the first one
     cdef fi_origin origin  # of rows in two steps
     cdef uint32_t own_row  # the last one that was owned in two steps
     cdef fi_cpu_meter cpu
     cdef bint traces  # the present claim is recorded
-    cdef bint pads_alone  # see BatchConverter
-    cdef bint is_paged  # the rows of columns have to be pinned
     cdef fi_event traced  # fetching of rows that are no event yet
     cdef int64_t traced_write_ns
     cdef uint32_t traced_rows
@@ -58,10 +50,4 @@ cdef class RowWriter(SlotRows):
     cdef void put_traced(self) noexcept
     cdef void mark(self, fi_worker_stat *stat, uint32_t row, uint32_t code) noexcept
     cdef void count(self, fi_worker_stat *stat, uint32_t code) noexcept
-    cdef bint are_columns_fitting(self) except -1
-    cdef uint32_t gather_owned(self, uint32_t first, uint32_t stop) except? 0xFFFFFFFF
-    cdef bint gather_rows(self, uint32_t first, uint32_t stop) except -1
-    cdef bint write_values(self, uint32_t first, uint32_t count) except -1
     cdef int finish(self, object batch_converter) except -1
-    cdef bint gather_lists(self, Py_ssize_t number, list rows, object step) except -1
-    cdef int write_all_values(self) except -1

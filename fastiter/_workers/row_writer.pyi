@@ -1,16 +1,16 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
+from fastiter._fetch.column_rows import ColumnRows
 from fastiter._ring.arena import WorkerRing
-from fastiter._ring.slot_rows import SlotRows
 from fastiter._workers.batch_converter import BatchConverter
 
 @disjoint_base
-class RowWriter(SlotRows):
+class RowWriter(ColumnRows):
     def __new__(
         cls,
         end: WorkerRing,
@@ -23,9 +23,8 @@ class RowWriter(SlotRows):
     def n_examples(self) -> int: ...
     rows: list[int] | None
     indices: list[int]
-    counter: Any
+    turn: int | None
     def key(self) -> tuple[tuple[int, int], int, int] | None: ...
     def claim(self) -> tuple[int, int]: ...
     def rows_before(self) -> NDArray[np.int64]: ...
     def run(self, batch_converter: BatchConverter | None, claims: int) -> None: ...
-    def pad_fields(self, steps: Sequence[tuple[Any, ...]], rows: list[int] | None) -> bool: ...

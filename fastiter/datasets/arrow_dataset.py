@@ -208,7 +208,7 @@ class ArrowDataset(DatasetMixin):
             return examples  # type: ignore[no-any-return]
         if self.mode is None:
             (decode,) = self._decode.values()
-            return [decode(value) for value in example_context.each(examples)]
+            return list(map(decode, example_context.each(examples)))
         for example in example_context.each(examples):
             for name, decode in self._decode.items():
                 example[name] = decode(example[name])

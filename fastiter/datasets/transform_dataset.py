@@ -49,5 +49,4 @@ class TransformDataset(BatchedWrapper):
         return self._transform(self._dataset[i])
 
     def _getitems(self, indices: list[int]) -> list[Any]:
-        examples = example_context.each(fetch(self._dataset, indices))
-        return [self._transform(example) for example in examples]
+        return list(map(self._transform, example_context.each(fetch(self._dataset, indices))))

@@ -151,7 +151,8 @@ class ImageFolder(ImageFiles):
             raise FileNotFoundError(f"Couldn't find any class folder in {folder}.")
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         listed = [extensions] if isinstance(extensions, str) else extensions
-        ends = tuple(end.lower() for end in listed)
+        named = iterated("extensions", "a list of ends of names", listed)
+        ends = tuple(checked_path("extensions", end).lower() for end in named)
         paths: list[str] = []
         labels: list[int] = []
         empty: list[str] = []

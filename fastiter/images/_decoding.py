@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import io
@@ -18,8 +19,9 @@ from fastiter.errors import ImageError
 from fastiter.images._resize import resize_into
 from fastiter.images._transforms import CropWindow, ImageTransform, RandomSource
 
-_COLORS = ("Gray", "YCbCr")  # of CMYK simplejpeg makes other colours than Pillow
 _ORIENTATION = 0x0112  # the tag of EXIF
+#: Of its values, the steps through rows and columns; from 5 on, these change places then.
+_STEPS = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 6: (-1, 1), 7: (-1, -1), 8: (1, -1)}
 _KEPT_BYTES = 64 << 20  # of a thread's decoded pixels
 
 _of_thread = threading.local()
@@ -83,9 +85,11 @@ class Decoder:
         transform = self.transform
         sides = self._sides_of_jpeg(data)
         image: Any = self._opened(data) if sides is None or self._exif else None
+        if image is not None and image.format == "TIFF":
+            image.load()  # which turns it, whatever is asked for
         turn = image.getexif().get(_ORIENTATION, 1) if image is not None and self._exif else 1
+        (down, across), is_turned = _STEPS.get(turn, (1, 1)), turn in (5, 6, 7, 8)
         height, width = image.size[::-1] if sides is None else sides
-        is_turned = turn in (5, 6, 7, 8)
         upright = (width, height) if is_turned else (height, width)
         window = transform.window(*upright, source)
         self._check_size(*window.shape)
@@ -98,37 +102,31 @@ class Decoder:
                     image.draft(None, (width // scale, height // scale))
                     scale = scale if image.size == size[::-1] else 1  # not all formats can
                 pixels = np.asarray(image.convert("RGB"))
-        x = y = 0.0  # where the image begins: of a scaled one, a pixel may lie half beyond the end
-        if turn in range(2, 9):  # as `PIL.ImageOps.exif_transpose`
-            if turn in (3, 4, 6, 7):
-                pixels, y = pixels[::-1], len(pixels) - height / scale
-            if turn in (2, 3, 7, 8):
-                pixels, x = pixels[:, ::-1], pixels.shape[1] - width / scale
-            if is_turned:
-                pixels, x, y = pixels.swapaxes(0, 1), y, x
-            pixels = np.ascontiguousarray(pixels)
+        # Where the image begins: of a scaled one, a pixel may lie half beyond the end.
+        y = len(pixels) - height / scale if down < 0 else 0.0
+        x = pixels.shape[1] - width / scale if across < 0 else 0.0
+        pixels = pixels[::down, ::across]
+        if is_turned:
+            pixels, x, y = pixels.swapaxes(0, 1), y, x
+        pixels = np.ascontiguousarray(pixels)
         planes = transform.layout == "chw"
-        new = np.empty((3, *window.shape) if planes else (*window.shape, 3), transform.dtype)
-        fits = type(out) is np.ndarray and (out.shape, out.dtype) == (new.shape, new.dtype)
-        out = out if fits and out.flags.c_contiguous else new
-        left, top, right, bottom = (side / scale for side in window.box)
-        box = x + left, y + top, x + right, y + bottom
-        of_box = window.size, window.corner
-        resize_into(pixels, box, *of_box, out, window.flip, transform.table, planes=planes)
+        shape = (3, *window.shape) if planes else (*window.shape, 3)
+        fits = type(out) is np.ndarray and (out.shape, out.dtype) == (shape, transform.dtype)
+        out = out if fits and out.flags.carray else np.empty(shape, transform.dtype)
+        left, top, right, bottom = (edge / scale for edge in window.box)
+        of_box = (x + left, y + top, x + right, y + bottom), window.size, window.corner
+        resize_into(pixels, *of_box, out, window.flip, transform.table, planes=planes)
         return out
 
     def _sides_of_jpeg(self, data: Any) -> tuple[int, int] | None:
         """Height and width of an image that simplejpeg decodes as Pillow does; None of others."""
-        if self._jpeg is None or data[:2] != b"\xff\xd8":
-            return None
-        try:
-            height, width, colors, _ = self._jpeg.decode_jpeg_header(data)
-        except ValueError:
-            return None
-        if colors not in _COLORS:
-            return None
-        self._check_size(height, width)
-        return height, width
+        with contextlib.suppress(ValueError):
+            if self._jpeg is not None and data[:2] == b"\xff\xd8":
+                height, width, colors, _ = self._jpeg.decode_jpeg_header(data)
+                if colors in ("Gray", "YCbCr"):  # of CMYK it makes other colours than Pillow
+                    self._check_size(height, width)
+                    return height, width
+        return None
 
     def _decoded(self, data: Any, scale: int, height: int, width: int) -> Any:
         """The pixels by simplejpeg, in memory of this thread; None if it refuses the file."""

@@ -41,15 +41,14 @@ class ImageTransform:
     def __post_init__(self) -> None:
         checked_choice("layout", self.layout, ("chw", "hwc"))
         checked_choice("interpolation", self.interpolation, ("bilinear",))
-        name = self.dtype if isinstance(self.dtype, str) else np.dtype(self.dtype).name
+        name = getattr(self.dtype, "__name__", str(self.dtype)).removeprefix("torch.")
         self._put(dtype=checked_choice("dtype", name, ("uint8", "float32")))
         for name in ("mean", "std"):
             value = getattr(self, name)
             if value is not None and self.dtype == "uint8":
                 raise ValueError(f"{name}={value!r} needs dtype='float32', not 'uint8'")
             if value is not None:
-                channels = value if np.ndim(value) else (value,) * 3
-                self._put(**{name: _numbers(name, channels, 3)})
+                self._put(**{name: _numbers(name, value, 3, is_one_enough=True)})
         if isinstance(self.std, tuple) and min(self.std) <= 0:
             raise ValueError(f"std must be above 0, not {self.std!r}")
 
@@ -58,12 +57,11 @@ class ImageTransform:
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        fields = dataclasses.fields(self)
-        values = {field.name: getattr(self, field.name) for field in fields}
-        shown = [repr(values[field.name]) for field in fields if not field.kw_only]
-        named = [field.name for field in fields if field.kw_only]
-        defaults = {field.name: field.default for field in fields}
-        shown += [f"{name}={values[name]!r}" for name in named if values[name] != defaults[name]]
+        shown = []
+        for field in sorted(dataclasses.fields(self), key=lambda field: bool(field.kw_only)):
+            value = getattr(self, field.name)
+            if value != field.default:
+                shown.append(f"{field.name}={value!r}" if field.kw_only else repr(value))
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
@@ -117,7 +115,7 @@ class RandomResizedCrop(ImageTransform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        (flip,) = _numbers("flip", (self.flip,), 1)
+        (flip,) = _numbers("flip", self.flip, 1, is_one_enough=True)
         self._put(size=_both("size", self.size), flip=flip)
         for name in ("scale", "ratio"):
             least, most = found = _numbers(name, getattr(self, name), 2)
@@ -170,7 +168,7 @@ class ResizeCenterCrop(ImageTransform):
         size = _both("size", self.size)
         if size[0] > height or size[1] > width:
             raise ValueError(f"size must be at most resize={self.resize!r}, not {self.size!r}")
-        self._put(size=size, resize=self.resize if np.ndim(self.resize) == 0 else whole)
+        self._put(size=size, resize=height if np.ndim(self.resize) == 0 else whole)
 
     def window(self, height: int, width: int, source: RandomSource) -> CropWindow:
         shape: Any = self.size
@@ -222,15 +220,16 @@ def _both(name: str, value: Any) -> tuple[int, int]:
     return height, width
 
 
-def _numbers(name: str, values: Any, count: int) -> tuple[float, ...]:
+def _numbers(name: str, value: Any, count: int, is_one_enough: bool = False) -> tuple[float, ...]:
+    """So many finite numbers; or so many times one number, where that is enough."""
     try:
-        found = tuple(float(value) for value in values if not isinstance(value, (str, bool)))
-    except (TypeError, ValueError):
-        found = ()
-    if len(found) != count or len(found) != len(values) or not all(map(math.isfinite, found)):
-        what = "a finite number" if count == 1 else f"{count} finite numbers"
-        raise ValueError(f"{name} must be {what}, not {values!r:.80}")
-    return found
+        found = (value,) * count if is_one_enough and np.ndim(value) == 0 else value
+        if len(found) == count and bool not in map(type, found) and all(map(math.isfinite, found)):
+            return tuple(map(float, found))
+    except (TypeError, ValueError, OverflowError):
+        pass
+    what = f"{count} finite numbers" if count > 1 else "a finite number"
+    raise ValueError(f"{name} must be {what}, not {value!r:.80}")
 
 
 @functools.lru_cache(maxsize=16)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastiter._fetch.dataset_access import is_fetched_one_by_one
 from fastiter._fetch.seeded import SeededExamples
-from fastiter._order.example_context import ExampleContext
+from fastiter._order.example_context import ExampleContext, each
 from fastiter._plan.state import SkipState
 from fastiter._util.failures import Failure, is_skippable
 from fastiter.iterators._skips import SkipPolicy
@@ -81,18 +81,10 @@ class Numbered:
         much more it is with each example that follows.
     """
 
-    row = 0  #: of the example that is fetched
-
     def __init__(self, keys: Any, is_batch: bool, origin: tuple[Seed, int, int]) -> None:
-        self._given, self._is_batch = keys, is_batch
         self.keys = keys if is_batch else [keys]
+        self._is_batch = is_batch
         self._seed, self._first, self._step = origin
-        self._context = ExampleContext(self._seed, self, self)
-
-    def __iter__(self) -> Iterator[Any]:
-        for row, key in enumerate(self.keys):
-            self.row = row
-            yield key
 
     def key_of(self, row: int) -> tuple[int, int]:
         """Key of a row's random numbers."""
@@ -100,18 +92,20 @@ class Numbered:
         index = int(key) if isinstance(key, (int, np.integer)) else 0
         return self._first + row * self._step, index
 
-    def _of_many(self, getter: Callable[[Any], Any], keys: Any) -> Any:
-        return ExampleContext(self._seed, self, None, range(len(keys))).run(getter, keys)
+    def _run(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        return ExampleContext(self._seed, self, None, range(len(self.keys))).run(function, argument)
 
     def fetch(self, fetcher: Any) -> Any:
         """The examples, or the one example, as torch's fetcher fetches them."""
+        return self._run(self._fetched, fetcher)
+
+    def _fetched(self, fetcher: Any) -> Any:
         if not self._is_batch:
-            return self._context.run(fetcher.fetch, self._given)
+            return next(map(fetcher.fetch, each(self.keys)))
         if is_fetched_one_by_one(fetcher.dataset):
-            return self._context.run(lambda: [fetcher.dataset[key] for key in self])
-        if getattr(fetcher.dataset, "__getitems__", None):
-            return self._of_many(fetcher.fetch, self._given)
-        return self._context.run(fetcher.fetch, self)
+            return list(map(fetcher.dataset.__getitem__, each(self.keys)))
+        has_many = getattr(fetcher.dataset, "__getitems__", None)
+        return fetcher.fetch(self.keys if has_many else each(self.keys))
 
     def tolerant(self, dataset: Any) -> tuple[list[Any], list[tuple[int, Exception]]]:
         """Fetch examples as torch's fetcher does, one by one where the call for all fails.
@@ -122,23 +116,23 @@ class Numbered:
         is_of_many = callable(getattr(dataset, "__getitems__", None))
         if is_of_many and not is_fetched_one_by_one(dataset):
             try:
-                return self._of_many(dataset.__getitems__, [*self.keys]), []
+                return self._run(dataset.__getitems__, [*self.keys]), []
             except Exception as error:
                 if len(self.keys) == 1 or not is_skippable(error):
                     return [], [(0, error)]
-        return self._context.run(self._each, dataset)
+        return self._run(self._tried, dataset)  # type: ignore[no-any-return]
 
-    def _each(self, dataset: Any) -> tuple[list[Any], list[tuple[int, Exception]]]:
+    def _tried(self, dataset: Any) -> tuple[list[Any], list[tuple[int, Exception]]]:
         examples: list[Any] = []
         failed: list[tuple[int, Exception]] = []
-        for key in self:
+        for row, key in enumerate(each(self.keys)):
             try:
                 if hasattr(type(dataset), "__getitem__"):
                     examples.append(dataset[key])
                 else:
                     examples.append(dataset.__getitems__([key])[0])
             except Exception as error:
-                failed.append((self.row, error))
+                failed.append((row, error))
         return examples, failed
 
 

@@ -31,7 +31,7 @@ from fastiter.torch._keys import keys_of
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, asks_state, index_array
 from fastiter.torch._state import Resume, hold_state
 from fastiter.torch._statistics import Adjustment, ahead
-from fastiter.torch._worker import LoaderJob, Reply
+from fastiter.torch._worker import LoaderJob, Reply, plain_attributes
 
 if TYPE_CHECKING:
     from fastiter._workers.timeouts import Timeouts
@@ -476,6 +476,7 @@ def _error_of(failure: Failure, plan: Plan) -> Any:
     wrapper = ExceptionWrapper((failure.kind, error, None), where)
     facts, _, text = str(error.__cause__).partition("\n")
     wrapper.exc_msg = f"{text.rstrip()} ({_named(facts, plan)})"
+    wrapper.facts = plain_attributes(error)
     return _raised_by(wrapper)
 
 
@@ -485,6 +486,7 @@ def _raised_by(wrapper: ExceptionWrapper) -> Exception:
     text."""
     error: Exception = capture(wrapper.reraise).error
     if type(error) is wrapper.exc_type or isinstance(error, RuntimeError):
+        vars(error).update(wrapper.facts)
         return error
     name, where = wrapper.exc_type.__name__, wrapper.where
     return RuntimeError(f"Caught {name} {where}.\nOriginal {wrapper.exc_msg}")

@@ -55,6 +55,11 @@ class Reply(NamedTuple):
     failures: tuple[tuple[int, Any], ...] = ()
 
 
+def plain_attributes(error: BaseException) -> dict[str, Any]:
+    """Texts and numbers that an exception has as attributes, such as the path of a file."""
+    return {name: value for name, value in vars(error).items() if type(value) in (str, int)}
+
+
 class LoaderJob(BatchJob):
     """Makes the batches of a `DataLoader`.
 
@@ -210,6 +215,7 @@ class _WholeBatchMaker:
     def _wrapped(self, error: Exception) -> ExceptionWrapper:
         wrapper = ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
         wrapper.exc_type = known_class(error)  # of which its pickle consists, besides texts
+        wrapper.facts = plain_attributes(error)
         return wrapper
 
     def _begin(self, request: Request) -> None:

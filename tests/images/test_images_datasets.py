@@ -83,6 +83,10 @@ def test_a_folder_without_images_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="for the classes cat"):
         ImageFolder(tmp_path, CROP)
     assert len(ImageFolder(tmp_path, CROP, extensions=".GIF")) == 1
+    assert len(ImageFolder(tmp_path, CROP, extensions=[".jpg", ".gif"])) == 1
+    for wrong in (3, None, [3], (".gif", None)):
+        with pytest.raises(TypeError, match="extensions"):
+            ImageFolder(tmp_path, CROP, extensions=wrong)
 
 
 def test_relative_paths_are_resolved_at_once(folder, monkeypatch, tmp_path):

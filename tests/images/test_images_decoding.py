@@ -123,6 +123,17 @@ def test_orientations_are_those_of_pillow(orientation, decoder):
     assert np.abs(small.astype(int) - expected).mean() < 8  # of an image at a smaller scale
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("exif", [False, True])
+def test_a_tiff_is_turned_once(orientation, exif):
+    """Pillow turns it when it is read, whether that is asked for or not."""
+    data = saved(photograph(24, 37), "TIFF", tiffinfo={0x0112: orientation})
+    upright = Image.open(io.BytesIO(data)).convert("RGB")
+    assert (upright.height > upright.width) == (orientation > 4)
+    found = decode(data, Resize(upright.size[::-1], layout="hwc"), exif=exif)
+    assert np.array_equal(found, np.asarray(upright))
+
+
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(
     ("size", "scale"), [(200, 1), (199, 1), (100, 2), (99, 2), (50, 4), (25, 8), (3, 8)]

@@ -41,6 +41,9 @@ def test_a_repr_has_what_is_not_the_default():
     assert repr(RandomResizedCrop(224, flip=0.5)) == "RandomResizedCrop((224, 224), flip=0.5)"
     assert repr(ResizeCenterCrop(256, 224)) == "ResizeCenterCrop(256, (224, 224))"
     assert repr(Resize([3, 4], layout="hwc")) == "Resize((3, 4), layout='hwc')"
+    numbers = ResizeCenterCrop(np.int64(9), np.int64(4), dtype=np.dtype("float32"), std=np.ones(3))
+    expected = "ResizeCenterCrop(9, (4, 4), dtype='float32', std=(1.0, 1.0, 1.0))"
+    assert repr(numbers) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,13 @@ def test_a_repr_has_what_is_not_the_default():
         (lambda: Resize(9, dtype="float32", std=0), ValueError, "std"),
         (lambda: Resize(9, dtype="float32", mean=(1, 2)), ValueError, "mean"),
         (lambda: Resize(9, dtype="float32", mean="grey"), ValueError, "mean"),
+        (lambda: Resize(9, dtype="float32", mean=[[1], [2, 3], 4]), ValueError, "mean"),
+        (lambda: Resize(9, dtype="float32", mean=10**400), ValueError, "mean"),
+        (lambda: Resize(9, dtype="float32", mean=(True, 1, 1)), ValueError, "mean"),
+        (lambda: Resize(9, dtype="float32", std=math.inf), ValueError, "std .* not inf"),
+        (lambda: RandomResizedCrop(9, scale=iter((0.1, 1))), ValueError, "scale"),
+        (lambda: Resize(9, dtype=3), ValueError, "dtype"),
+        (lambda: Resize(9, dtype=None), ValueError, "dtype"),
     ],
 )
 def test_arguments_are_checked(make, error, text):

@@ -12,6 +12,7 @@ import re
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -440,6 +441,26 @@ def test_errors_of_the_dataset(function, batch_size):
     assert first_lines[0] == first_lines[1]
     last_lines = [text.strip().splitlines()[-1] for _, text in found]
     assert last_lines[0] in found[1][1], last_lines
+
+
+def without_a_file(index):
+    if index in (3, 90):
+        error = OSError("no file")
+        error.path = f"{index}.jpg"
+        if index == 3:
+            error.handle = threading.Lock()  # which is not sent
+        raise error
+    return index
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("first", [0, 50])  # in a batch that is made as a whole, and in a row
+def test_errors_keep_attributes(num_workers, first):
+    order = range(first, 100)
+    loader = DataLoader(Dataset(without_a_file, 100), 5, sampler=order, num_workers=num_workers)
+    with pytest.raises(OSError, match="no file") as caught:
+        list(loader)
+    assert caught.value.path == ("90.jpg" if first else "3.jpg")
 
 
 def test_the_error_of_columns_is_that_of_whole_batches():

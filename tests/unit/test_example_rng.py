@@ -129,6 +129,22 @@ def test_functions_of_many_examples(make):
     assert taken(iterator, 8) == expected(5, 4, 8)
 
 
+TEXTS = TransformDataset(Squares(), str)
+
+
+def with_a_window(i):
+    """Reads as many examples as a batch has, by one call."""
+    for dataset in (TEXTS, ConcatenatedDataset(TEXTS, TEXTS)):
+        dataset.__getitems__([i, 0, 1, 2])
+    return i, example_rng().integers(2**62)
+
+
+def test_an_example_may_read_many_others(make):
+    base = TransformDataset(Squares(), with_a_window)
+    iterator = make(base, 4, order_sampler=ShuffleOrderSampler(5))
+    assert taken(iterator, 8) == expected(5, 4, 8)
+
+
 def test_without_a_seed_the_generator_tells(make):
     kinds = [
         {"shuffle": False},
