@@ -273,7 +273,12 @@ cdef class BatchScheduler(ParentRing):
 
     def all_ready(self):
         """Whether all scheduled batches are complete."""
-        return fi_parent_count_ready(&self.parent) == self.parent.tail - self.parent.head
+        cdef Plan plan
+        cdef uint32_t flags = 0
+        for plan in self.scheduled:
+            if not fi_parent_is_ready(&self.parent, plan.slot, &flags):
+                return False
+        return True
 
     def overtake(self, PlanQueue plans):
         """Has the oldest complete batch be the first one in ring and plans; whether there is one.

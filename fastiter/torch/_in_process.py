@@ -87,18 +87,21 @@ class WholeBatches:
     def batch(self, plan: Plan, seed: Any, policy: KeyPolicy | None) -> Any:
         """The batch of a plan; `_END` where the dataset has ended."""
         request = plan.request
-        self._keys = request.keys
+        if request is None:
+            self._keys, seeds, origin = plan.indices.tolist(), plan.seeds, (seed, plan.first, 1)
+        else:
+            self._keys, seeds, origin = request.keys, request.seeds, request.origin
         try:
-            data = self._gathered(request.keys)
+            data = self._gathered(self._keys)
             if data is not None:
                 pass
             elif self._is_iterable:
-                data = self._fetched_of_stream(request.keys, plan)
-            elif request.seeds is None:
-                data = self._fetched_of_map(plan, policy)
+                data = self._fetched_of_stream(self._keys, plan)
+            elif seeds is None:
+                data = self._fetched_of_map(plan, policy, origin)
             else:
-                self.fetcher.dataset.begin(request.seeds)
-                data = keep_generators(self._fetched_of_map, plan, policy)
+                self.fetcher.dataset.begin(seeds)
+                data = keep_generators(self._fetched_of_map, plan, policy, origin)
         except StopIteration:
             if not self._is_iterable:
                 raise
@@ -117,9 +120,8 @@ class WholeBatches:
             return self._converter.tensors_of(batch)
         return batch
 
-    def _fetched_of_map(self, plan: Plan, policy: KeyPolicy | None) -> Any:
-        request = plan.request
-        numbered = Numbered(request.keys, self._auto_collation, request.origin)
+    def _fetched_of_map(self, plan: Plan, policy: KeyPolicy | None, origin: Any) -> Any:
+        numbered = Numbered(self._keys, self._auto_collation, origin)
         if policy is None:
             return self._collate(numbered.fetch(self.fetcher))
         examples, failed = numbered.tolerant(self.fetcher.dataset)
@@ -166,7 +168,7 @@ class InProcessIterator(LoaderIterator):
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         super().__init__(loader, resume)
-        self._planner = Plans(1, 0, True, self._auto_collation)
+        self._planner = Plans(1, MOST_ROWS, True, self._auto_collation)
         if self._timeout:
             raise AssertionError("timeout must be 0 where num_workers is 0")
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
@@ -181,6 +183,7 @@ class InProcessIterator(LoaderIterator):
         self._batches = WholeBatches(self, state)
         self._executor = CallerExecutor(self._batches, self._policy, False, (0, 0))
         self._sampler_iter.n_states = 2  # of a batch that an interrupt has left
+        self._planner.has_columns = self._sampler_iter.has_order and not self._is_iterable
         self._set_seeds()
         if resume is not None and self._is_iterable and not resume.has_worker_state:
             n_keys = self._sampler_iter.first[1]
@@ -196,8 +199,8 @@ class InProcessIterator(LoaderIterator):
         self._begin(None)
 
     def _fetch(self, plan: Plan) -> Plan:
-        if plan.work is None:
-            batches = self._batches
+        batches = self._batches
+        if plan.work is None and (batches.is_stateful or self._is_iterable):
             state = copy.deepcopy(batches.state()) if batches.is_stateful else None
             plan.work = Begun(state, [])
         return super()._fetch(plan)

@@ -429,6 +429,11 @@ class SamplerKeys:
         return order
 
     @property
+    def has_order(self) -> bool:
+        """Whether the keys are parts of an order, as far as it does not change."""
+        return isinstance(self._source, OrderKeys) and self.rows is None
+
+    @property
     def has_begun(self) -> bool:
         """Whether the sampler has drawn its seed."""
         return bool(self._source.n_drawn)

@@ -69,7 +69,8 @@ class Plans(TurnPlanQueue):
         self.in_order = in_order
         self.is_batched = is_batched
         self.shares_rows = False  # whether all workers fetch rows of a batch
-        self.has_columns = False  # whether the rows of a batch are known to fit into columns
+        #: whether a batch is planned by its indices alone: as its rows are known to fit into columns
+        self.has_columns = False
         self.n_schemas = min(1, rows)  # times that columns were wanted
         self.epoch = 0
         self.wants_state = False

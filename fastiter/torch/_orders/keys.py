@@ -118,6 +118,7 @@ class EpochKeys:
 
     generator_states: list[str] | None = None
     is_stateful = False
+    has_order = False
     counts_rows = False
     n_states = 0
     has_begun = False  #: whether the number of the epoch was taken
