@@ -69,8 +69,7 @@ class Plans(TurnPlanQueue):
         self.in_order = in_order
         self.is_batched = is_batched
         self.shares_rows = False  # whether all workers fetch rows of a batch
-        #: whether a batch is planned by its indices alone: as its rows are known to fit into columns
-        self.has_columns = False
+        self.has_columns = False  # whether batches are planned by indices, as rows fit into columns
         self.n_schemas = min(1, rows)  # times that columns were wanted
         self.epoch = 0
         self.wants_state = False
