@@ -90,7 +90,7 @@ def test_loaders_have_fastiters_workers(program):
     """)
     assert found.stdout == f"fastiter {[[*range(12)], [*range(12, 24)]]}\n"
     first, *places = found.stderr.splitlines()
-    assert first == "fastiter: 2 loaders, 0 of them left to torch"
+    assert first == "fastiter: 2 loaders, 0 left to torch"
     assert "script.py:22  DataLoader, 2 made: 2 epochs" in places[0]
 
 
