@@ -19,9 +19,7 @@ def imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(
-            "ArrowDataset needs pyarrow: pip install fastiter-loader[arrow]"
-        ) from error
+        raise ImportError("ArrowDataset needs pyarrow: pip install pyarrow") from error
 
 
 def held(source: Any) -> Any:
