@@ -147,6 +147,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
+def test_pages_tell_the_number_of_faults_that_are_listed() -> None:
+    rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs/reference/reliability.md").read_text(), re.M)
+    assert [int(row) for row in rows] == [*range(1, len(rows) + 1)]
+    told = [re.findall(r"(\d+) faults", page.read_text()) for page in PAGES]
+    assert {int(number) for numbers in told for number in numbers} == {len(rows)}
+
+
 # ---- names in back-ticks
 
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
