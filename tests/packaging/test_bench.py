@@ -414,8 +414,8 @@ IMPORTS = {
     "    from torch.utils.data import DataLoader, Dataset\n": (
         "    from torch.utils.data import Dataset\n    from fastiter.torch import DataLoader\n"
     ),
-    "import torch\nimport os\nloader = torch.utils.data.DataLoader(data)\n": (
-        "import torch\nfrom fastiter.torch import DataLoader\nimport os\nloader = DataLoader(data)\n"
+    "import torch\nimport os\nx = torch.utils.data.DataLoader(y)\n": (
+        "import torch\nfrom fastiter.torch import DataLoader\nimport os\nx = DataLoader(y)\n"
     ),
 }
 
@@ -436,5 +436,5 @@ def test_a_loader_of_another_name_keeps_it_in_the_harness():
 
 @pytest.mark.parametrize("source", ["import torch\n", "torch.utils.data.DataLoader(x)\n", ""])
 def test_a_harness_without_the_import_is_refused(source):
-    with pytest.raises(ValueError, match="0 imports of torch.utils.data.DataLoader, expected one"):
+    with pytest.raises(ValueError, match=r"0 imports of .*DataLoader, expected one"):
         checkout.replaced(source, checkout.TORCH, checkout.FASTITER)
