@@ -37,7 +37,7 @@ def replaced(source: str, was: str, becomes: str) -> str:
     new_module, _, new_name = becomes.rpartition(".")
     line = f"from {new_module} import {new_name}" + (f" as {name}" if new_name != name else "")
     imports = re.compile(
-        rf"^( *)from {re.escape(module)} import ((?:\w+, )*){name}((?:, \w+)*)$", re.M
+        rf"^( *)from {re.escape(module)} import ((?:\w+, )*){name}((?:, \w+)*)(?: *#.*)?$", re.M
     )
     found = imports.findall(source)
     calls = re.compile(rf"\b{re.escape(was)}\(")
@@ -118,22 +118,27 @@ def run(command: list[str], cwd: Path, paths: list[Path]) -> str:
     return done.stdout
 
 
-def table(title: str, rates: dict[str, dict[str, list[float]]], width: int = 34) -> None:
-    """Print the medians of each case, a column for each loader, and what fastiter's gains.
+def table(
+    title: str, rates: dict[str, dict[str, list[float]]], *, lower: bool = False, width: int = 34
+) -> None:
+    """Print the medians of each case, a column for each loader, and fastiter's gains.
 
     Parameters
     ----------
     title
-        What the figures are, such as "images/s".
+        Unit of the figures, such as "images/s".
     rates
-        Figures of each round, by case and loader. More is better.
+        Figures of each round, by case and loader.
+    lower
+        Whether less is better, as of CPU time; else more is.
     """
     names = [*next(iter(rates.values()))]
     others = [name for name in names if name != "fastiter"]
-    head = "".join(f"{name:>12}" for name in names)
-    print(f"{title:{width}}{head}" + "".join(f"{'over ' + name:>15}" for name in others))
+    head = "".join(f"{name:>14}" for name in names)
+    print(f"{title:{width}}{head}" + "".join(f"{'over ' + name:>20}" for name in others))
     for case, found in rates.items():
         medians = {name: statistics.median(values) for name, values in found.items()}
-        line = "".join(f"{medians[name]:>12.1f}" for name in names)
-        gains = "".join(f"{medians['fastiter'] / medians[name]:>14.2f}x" for name in others)
+        line = "".join(f"{medians[name]:>14.1f}" for name in names)
+        ratios = [medians["fastiter"] / medians[name] for name in others]
+        gains = "".join(f"{1 / ratio if lower else ratio:>19.2f}x" for ratio in ratios)
         print(f"{case:{width}}{line}{gains}")

@@ -410,7 +410,7 @@ def test_the_chart_is_drawn(request, tmp_path):
 
 
 IMPORTS = {
-    "from torch.utils.data import DataLoader\n": "from fastiter.torch import DataLoader\n",
+    "from torch.utils.data import DataLoader  # noqa\n": "from fastiter.torch import DataLoader\n",
     "    from torch.utils.data import DataLoader, Dataset\n": (
         "    from torch.utils.data import Dataset\n    from fastiter.torch import DataLoader\n"
     ),
