@@ -147,6 +147,14 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
+def test_the_figure_of_the_segment_shows_the_present_layout() -> None:
+    script = ROOT / "docs" / "figures" / "segment.py"
+    drawn = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert drawn.stdout == (ROOT / "docs" / "_static" / "segment.svg").read_text(), (
+        "run: python docs/figures/segment.py > docs/_static/segment.svg"
+    )
+
+
 def test_pages_tell_the_number_of_faults_that_are_listed() -> None:
     rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs/reference/reliability.md").read_text(), re.M)
     assert [int(row) for row in rows] == [*range(1, len(rows) + 1)]
