@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 TORCH, FASTITER = "torch.utils.data.DataLoader", "fastiter.torch.DataLoader"
@@ -79,10 +79,11 @@ def copies(
 
 def describe(checkout: Path, *others: str) -> str:
     """The machine, and the versions of what takes part: of these distributions, too."""
-    names = ["fastiter-loader", "torch", "numpy", *others]
-    found = []
-    for name in names:
-        with contextlib.suppress(Exception):  # in place, a package has no metadata
+    import fastiter  # which has no metadata where it was built in place
+
+    found = [f"fastiter {fastiter.__version__}"]
+    for name in ("torch", "numpy", *others):
+        with contextlib.suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
     cpu = next(
         (
