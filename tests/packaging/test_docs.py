@@ -48,7 +48,7 @@ OTHERS = (
     "torch",
 )
 
-FENCE = re.compile(r"^```(\w*|{[\w-]+}.*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*|{[\w-]+}[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NODE = re.compile(r"`((?:\w+/)*\w+\.(py|c))::(\w+)`")  # a test, named as pytest does
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
