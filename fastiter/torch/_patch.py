@@ -207,8 +207,8 @@ class Record:
         }
 
 
-def _counted(n: int, noun: str) -> str:
-    return f"{n} {noun}" + "s" * (n != 1)
+def _counted(n: int, noun: str, plural: str = "s") -> str:
+    return f"{n} {noun}{plural * (n != 1)}"
 
 
 def _lines(place: str, records: list[Record]) -> list[str]:
@@ -219,9 +219,14 @@ def _lines(place: str, records: list[Record]) -> list[str]:
         torchs.add(**vars(record.torchs))
     both = Loops().add(**vars(ours)).add(**vars(torchs))
     waiting = both.wait_seconds / both.seconds if both.seconds else 0.0
-    made = f"{place}  {records[-1].kind}, {len(records)} made: {_counted(both.epochs, 'epoch')}"
-    batches = f"{both.batches} batch" + "es" * (both.batches != 1)
-    lines = [f"{made}, {batches}, {both.rate:.1f} batches/s, waiting {waiting:.0%}"]
+    made = f"{place}  {records[-1].kind}, {len(records)} made: "
+    if not both.epochs:
+        lines = [made + "no loop"]
+    else:
+        made += f"{_counted(both.epochs, 'epoch')}, {_counted(both.batches, 'batch', 'es')}"
+        # The advice below is about the time after the start.
+        start = " with the start of workers" * any(each.num_workers for each in records)
+        lines = [f"{made}, {both.rate:.1f} batches/s, waiting {waiting:.0%}{start}"]
     if records[-1].compares and ours.batches and torchs.batches:
         # The first loop finds files outside of the page cache, and modules that are not imported.
         caution = min(ours.epochs, torchs.epochs) == 1
