@@ -17,8 +17,10 @@ except ModuleNotFoundError as error:
     if error.name != "fastiter._collate.concat":
         raise
     raise ImportError(
-        "fastiter's compiled modules are missing from this copy. Build them in its source tree: "
-        "pip install . (or, to use the tree in place: python setup.py build_ext --inplace)"
+        f"fastiter's compiled modules are missing from {os.path.dirname(__file__)}. If this is a "
+        "clone, and fastiter was installed from it by pip install ., the clone's folder hides the "
+        "installed package here: start Python in another folder. To use the clone in place, run "
+        "in it: pip install -e ."
     ) from None
 
 from fastiter._stats.iterator_stats import IteratorStats

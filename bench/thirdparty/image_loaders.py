@@ -25,6 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.thirdparty import photographs
+
 Epoch = Callable[[], int]
 
 _SIDE = 224
@@ -223,13 +225,8 @@ LOADERS: dict[str, Callable[[str, int, int], Epoch]] = {
 
 def _made(folder: str) -> str:
     """A folder of synthetic photographs, which is kept for later runs."""
-    from bench.jobs.images import photograph
-
-    for number in range(1000):
-        path = Path(folder, f"class{number % 10}", f"{number}.jpg")
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(photograph(375, 500, number))
+    if len(_files(folder)[0]) < 1000:
+        photographs.write(Path(folder), 1000, [f"class{number}" for number in range(10)])
     return folder
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-SOURCES = ["ring/fi_ring.c", "ring/fi_worker_stat.c", "ring/fi_trace.c"]
+SOURCES = ["ring/fi_ring.c", "ring/fi_window.c", "ring/fi_worker_stat.c", "ring/fi_trace.c"]
 SOURCES += ["batch/fi_copy.c", "os/fi_platform.c", "os/fi_process.c"]
 
 # The segment drawn: two workers, batches of 64, n_prefetch=1, without spares for forks.
@@ -36,7 +36,8 @@ AREAS = {
     "entries": "offset and length of packed rows",
     "schemas": "dtype and shape of the columns",
     "start_errors": "why a worker could not start",
-    "payload": "the batches: columns, then the heap",
+    "traces": "what each worker did, while a trace is recorded",
+    "payload": "the slots: of each batch the columns, then the heap",
 }
 STRUCTS = {"board": "fi_board", "slots": "fi_slot", "worker_stats": "fi_worker_stat"}
 TITLES = {
@@ -95,7 +96,9 @@ def field_names(struct: str) -> list[str]:
 
 def measure() -> Layout:
     """Compile and run the program that prints the layout."""
-    prints = [f'printf("area {area} %td\\n", (char *)ring.{area} - base);' for area in AREAS]
+    starts = {area: f"(char *)ring.{area} - base" for area in AREAS}
+    starts["payload"] = "(ptrdiff_t)ring.payload"  # an offset: slots are mapped one by one
+    prints = [f'printf("area {area} %td\\n", {start});' for area, start in starts.items()]
     for struct in STRUCTS.values():
         prints.append(f'printf("size {struct} %zu\\n", sizeof({struct}));')
         prints += [

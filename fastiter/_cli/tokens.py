@@ -20,7 +20,7 @@ _WRONG = (ImportError, LookupError, OSError, TypeError, ValueError)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
-        "path", metavar="PATH", help=".bin or Arrow file, pattern, or Megatron prefix"
+        "path", metavar="PATH", help=".bin, Arrow or Parquet file, pattern, or Megatron prefix"
     )
     parser.add_argument(
         "--length",
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="of a .bin file (default: uint16)")
     parser.add_argument("--documents", metavar="NPY", help="where documents of a .bin file begin")
     parser.add_argument(
-        "--column", default="input_ids", help="of an Arrow file (default: input_ids)"
+        "--column", default="input_ids", help="of Arrow or Parquet files (default: input_ids)"
     )
     parser.add_argument("--png", metavar="FILE", help="draw the histogram of lengths")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -41,9 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what was found."""
     try:
-        opened = open_source(
-            paths_of(options.path), options.documents, options.dtype, options.column, ()
-        )
+        source = _source(options.path, options.column)
+        opened = open_source(source, options.documents, options.dtype, options.column, ())
         found = examined(opened.source(), options.length or [1024, 2048, 4096])
     except _WRONG as error:
         print(f"fastiter tokens: {type(error).__name__}: {error}", file=sys.stderr)
@@ -58,6 +57,17 @@ def run(options: argparse.Namespace) -> int:
             )
             return 1
     return 0
+
+
+def _source(path: str, column: str) -> Any:
+    """The files of a path; of Parquet files, which cannot be mapped, the column in memory."""
+    paths = paths_of(path)
+    if paths is None or not all(file.endswith((".parquet", ".pq")) for file in paths):
+        return paths
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    return pa.concat_tables([pq.read_table(file, columns=[column]) for file in paths])
 
 
 def examined(source: TokenSource, lengths: list[int]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-_INSTALL = "pip install 'fastiter-loader[cuda12]' (or 'fastiter-loader[cuda13]'), or use device=-1"
+_INSTALL = "pip install cupy-cuda12x (or cupy-cuda13x), or use device=-1"
 
 CUT_OFF = (
     "this process was forked from one that uses CUDA, and cannot use it: start it by spawn or "

@@ -19,9 +19,7 @@ def imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(
-            "ArrowDataset needs pyarrow: pip install fastiter-loader[arrow]"
-        ) from error
+        raise ImportError("ArrowDataset needs pyarrow: pip install pyarrow") from error
 
 
 def held(source: Any) -> Any:
@@ -190,7 +188,8 @@ def _mapped(path: str) -> Any:
     if magic[:4] == b"PAR1":
         raise ValueError(
             f"{path} is a Parquet file, of which no column can be mapped: pass "
-            "pyarrow.parquet.read_table(path), or write it as an Arrow IPC file"
+            "pyarrow.parquet.read_table(path), or datasets.Dataset.from_parquet(path), which "
+            "writes it as an Arrow file"
         )
     if magic[:4] == b"FEA1":
         raise ValueError(

@@ -21,7 +21,7 @@ def pillow() -> Any:
     except ImportError as error:
         raise ImportError(
             "datasets of images need Pillow, which is not installed: "
-            f"pip install 'fastiter-loader[image]' ({error})"
+            f"pip install pillow simplejpeg ({error})"
         ) from error
     return Image
 

@@ -329,7 +329,7 @@ class CachedDataset(Closing, DatasetMixin):
         return self._opened().full != 0
 
     def missing(self, rows: npt.NDArray[np.int64]) -> list[int]:
-        """Those of some rows, int64 (n,), that are not stored."""
+        """Rows, of the given int64 (n,), that are not stored."""
         found: list[int] = rows[~self._opened().present()[rows]].tolist()
         return found
 
@@ -405,13 +405,14 @@ def cache(
         Most bytes of the file, or a share of what its file system has free when it is opened; by
         default ``"90%"``.
     key : str, int or bytes, optional
-        Whatever decides what an example is, besides the dataset's class and length: a file that was
-        made with another key is a ValueError. Without it, the first row that a process finds in a
-        file which was filled before is fetched as well, and compared.
+        Name of all that examples depend on besides the dataset's class and length, such as a
+        version of its code: a file that was made with another key is a ValueError. Without a key,
+        the first row that a process finds in a file which was filled before is fetched as well, and
+        compared.
     copy : bool
         False: arrays are read-only views of the cache, in examples that consist of arrays, numbers
-        and texts in tuples, lists and dicts; other examples are copied. Nobody may shorten the file
-        then.
+        and texts in tuples, lists and dicts; other examples are copied. No process may shorten the
+        file then.
 
     Returns
     -------

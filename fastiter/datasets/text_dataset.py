@@ -52,8 +52,8 @@ class TextDataset(Closing, DatasetMixin):
     Raises
     ------
     OSError, TypeError, ValueError, LookupError
-        Those of `open` and of decoding; also if no file is given, or the numbers of files, lines or
-        options differ.
+        Errors of `open` and of decoding; also if no file is given, or the numbers of files, lines
+        or options differ.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Images for training: decoded, cropped, resized and laid out in one pass, in the workers.
 
-Needs Pillow, and is fastest with simplejpeg: ``pip install 'fastiter-loader[image]'``.
+Needs Pillow, and is fastest with simplejpeg: ``pip install pillow simplejpeg``.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Decoder:
         if decoder == "simplejpeg" and self._jpeg is None:
             raise ImportError(
                 "decoder='simplejpeg' needs simplejpeg, which is not installed: "
-                "pip install 'fastiter-loader[image]'"
+                "pip install simplejpeg"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

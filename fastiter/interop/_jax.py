@@ -13,9 +13,7 @@ from fastiter.dataset.convert import concat_examples
 from fastiter.interop._wrapped import EpochLoops, library, map_leaves
 from fastiter.iterators._base import PlannedIterator
 
-_REMEDY = (
-    "install JAX, see https://docs.jax.dev (without a GPU: pip install 'fastiter-loader[jax]')"
-)
+_REMEDY = "install JAX, see https://docs.jax.dev (without a GPU: pip install jax)"
 
 
 def as_jax(iterator: Iterable[Any], sharding: Any = None) -> JaxIterator:

@@ -7,7 +7,7 @@ try:
     import ray as _ray  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"fastiter.ray needs Ray: pip install 'fastiter-loader[ray]' (import ray: {error})",
+        f"fastiter.ray needs Ray: pip install ray (import ray: {error})",
         name="ray",
     ) from error
 

@@ -10,7 +10,7 @@ try:
     from torch.utils.data import default_collate, default_convert, get_worker_info
 except ImportError as error:
     raise ImportError(
-        f"fastiter.torch needs PyTorch 2.3 or newer: pip install 'fastiter-loader[torch]' ({error})"
+        f"fastiter.torch needs PyTorch 2.3 or newer: pip install torch ({error})"
     ) from error
 
 from fastiter.torch._loader import DataLoader

@@ -468,8 +468,8 @@ persistent_workers, pin_memory_device, in_order
     ) -> None:
         """Have the next iteration begin after the batch at which `state_dict` was called.
 
-        What is left of the epoch stays the same with another batch size, ``drop_last``, or number
-        of workers; with another number of ranks of torch's `DistributedSampler` it is dealt anew.
+        The rest of the epoch is the same with another batch size, ``drop_last``, or number of
+        workers; with another number of ranks of torch's `DistributedSampler` it is dealt anew.
 
         A loader without a ``generator`` of its own also sets torch's global generator back, at
         once: set your own random numbers after this call.

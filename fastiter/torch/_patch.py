@@ -124,7 +124,7 @@ class Patch:
         for record in self._records:
             places.setdefault((record.file, record.line), []).append(record)
         n_left = sum(record.left_to_torch is not None for record in self._records)
-        lines = [f"fastiter: {len(self._records)} loaders, {n_left} of them left to torch"]
+        lines = [f"fastiter: {_counted(len(self._records), 'loader')}, {n_left} left to torch"]
         for (file, line), records in places.items():
             lines += _lines(f"  {file}:{line}", records)
         return "\n".join(lines)
@@ -207,6 +207,10 @@ class Record:
         }
 
 
+def _counted(n: int, noun: str, plural: str = "s") -> str:
+    return f"{n} {noun}{plural * (n != 1)}"
+
+
 def _lines(place: str, records: list[Record]) -> list[str]:
     """The lines of a report for the loaders that one place has made."""
     ours, torchs = Loops(), Loops()
@@ -215,12 +219,20 @@ def _lines(place: str, records: list[Record]) -> list[str]:
         torchs.add(**vars(record.torchs))
     both = Loops().add(**vars(ours)).add(**vars(torchs))
     waiting = both.wait_seconds / both.seconds if both.seconds else 0.0
-    made = f"{place}  {records[-1].kind}, {len(records)} made: {both.epochs} epochs"
-    lines = [f"{made}, {both.batches} batches, {both.rate:.1f} batches/s, waiting {waiting:.0%}"]
+    made = f"{place}  {records[-1].kind}, {len(records)} made: "
+    if not both.epochs:
+        lines = [made + "no loop"]
+    else:
+        made += f"{_counted(both.epochs, 'epoch')}, {_counted(both.batches, 'batch', 'es')}"
+        # The advice below is about the time after the start.
+        start = " with the start of workers" * any(each.num_workers for each in records)
+        lines = [f"{made}, {both.rate:.1f} batches/s, waiting {waiting:.0%}{start}"]
     if records[-1].compares and ours.batches and torchs.batches:
+        # The first loop finds files outside of the page cache, and modules that are not imported.
+        caution = min(ours.epochs, torchs.epochs) == 1
         lines.append(
             f"    fastiter {ours.rate:.1f} batches/s, torch {torchs.rate:.1f} batches/s: "
-            f"{ours.rate / torchs.rate:.2f}x"
+            f"{ours.rate / torchs.rate:.2f}x" + ", of too few loops for a fair ratio" * caution
         )
     reasons = dict.fromkeys(each.left_to_torch for each in records if each.left_to_torch)
     lines += [f"    left to torch: {reason}" for reason in reasons]

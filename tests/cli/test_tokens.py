@@ -50,6 +50,19 @@ def test_the_table_and_the_chart(files, capsys, tmp_path):
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_parquet_files_are_read(capsys, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    for number, sizes in enumerate(np.split(SIZES, 2)):
+        table = pa.table({"input_ids": [[1] * size for size in sizes], "other": sizes})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    assert main(["tokens", str(tmp_path / "*.parquet"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["documents"], found["tokens"]) == (1000, SIZES.sum())
+    assert main(["tokens", str(tmp_path / "0.parquet"), "--column", "none"]) == 1
+    assert "none" in capsys.readouterr().err
+
+
 def test_what_is_wrong_is_said(files, capsys):
     assert main(["tokens", files[0] + "x"]) == 1
     assert "FileNotFoundError" in capsys.readouterr().err

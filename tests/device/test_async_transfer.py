@@ -77,7 +77,7 @@ def test_without_a_gpu_it_says_what_to_install(world):
         raise CUDARuntimeError("no driver")
 
     world.machine.fail = fail
-    matches = r"no driver.*driver.*pip install 'fastiter-loader\[cuda12\]'"
+    matches = r"no driver.*driver.*pip install cupy-cuda12x"
     with pytest.raises(RuntimeError, match=matches):
         ConcatWithAsyncTransfer()([1, 2], 0)
 

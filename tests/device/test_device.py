@@ -109,7 +109,7 @@ def test_devices_compare_hash_print_and_pickle():
 @pytest.mark.parametrize("device", [0, 3, "cuda", "cuda:1", "@cupy:0", "0"])
 def test_gpu_without_cupy_says_what_to_install(make, device, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    matches = r"pip install 'fastiter-loader\[cuda12\]' \(or 'fastiter-loader\[cuda13\]'\)"
+    matches = r"pip install cupy-cuda12x \(or cupy-cuda13x\)"
     fails_everywhere(make, device, RuntimeError, matches)
     for call in (resolve, partial(ConcatWithAsyncTransfer(), [1, 2])):
         with pytest.raises(RuntimeError, match=matches):
@@ -133,7 +133,7 @@ def test_cupy_without_a_gpu_says_what_to_install(without_gpu, make, device):
     if device == "a Device":
         device = without_gpu.cuda.Device(1)
         assert resolve(device).name == "@cupy:1"
-    matches = r"needs a GPU, and CuPy finds none .*driver.*pip install 'fastiter-loader\[cuda12\]'"
+    matches = r"needs a GPU, and CuPy finds none .*driver.*pip install cupy-cuda12x"
     fails_everywhere(make, device, RuntimeError, matches)
     with pytest.raises(RuntimeError, match=matches):
         ConcatWithAsyncTransfer()([1, 2], device)

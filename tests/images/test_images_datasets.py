@@ -130,7 +130,7 @@ def test_the_content_decides_about_the_format(tmp_path):
 
 def test_without_pillow_a_dataset_is_not_made(files, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match=r"fastiter-loader\[image\]"):
+    with pytest.raises(ImportError, match="pip install pillow simplejpeg"):
         ImageFiles(files, Resize(4))
 
 

@@ -20,7 +20,7 @@ DATASET = [(np.full((2, 3), i, np.float32), i) for i in range(40)]
     ("function", "module", "remedy"),
     [
         (as_chainer, "chainer", "chainer 7.8.1"),
-        (as_jax, "jax", r"pip install 'fastiter-loader\[jax\]'"),
+        (as_jax, "jax", r"pip install jax"),
         (as_torch, "torch", "pip install torch"),
     ],
 )

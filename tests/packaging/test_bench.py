@@ -24,6 +24,7 @@ from bench.__main__ import micro_jobs  # noqa: E402
 from bench.harness import micro, micro_runner, render  # noqa: E402
 from bench.harness.verify import Verifier, WrongContent  # noqa: E402
 from bench.jobs import exact  # noqa: E402
+from bench.thirdparty import checkout  # noqa: E402
 
 BATCH = 4
 N = 16
@@ -406,3 +407,34 @@ def test_the_chart_is_drawn(request, tmp_path):
     }
     render.chart(document, str(tmp_path / "chart.png"))
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+IMPORTS = {
+    "from torch.utils.data import DataLoader  # noqa\n": "from fastiter.torch import DataLoader\n",
+    "    from torch.utils.data import DataLoader, Dataset\n": (
+        "    from torch.utils.data import Dataset\n    from fastiter.torch import DataLoader\n"
+    ),
+    "import torch\nimport os\nx = torch.utils.data.DataLoader(y)\n": (
+        "import torch\nfrom fastiter.torch import DataLoader\nimport os\nx = DataLoader(y)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", IMPORTS)
+def test_one_import_of_a_harness_is_replaced(source):
+    assert checkout.replaced(source, checkout.TORCH, checkout.FASTITER) == IMPORTS[source]
+
+
+def test_a_loader_of_another_name_keeps_it_in_the_harness():
+    source = "from litdata import StreamingDataLoader, StreamingDataset\n"
+    found = checkout.replaced(source, "litdata.StreamingDataLoader", checkout.FASTITER)
+    assert found == (
+        "from litdata import StreamingDataset\n"
+        "from fastiter.torch import DataLoader as StreamingDataLoader\n"
+    )
+
+
+@pytest.mark.parametrize("source", ["import torch\n", "torch.utils.data.DataLoader(x)\n", ""])
+def test_a_harness_without_the_import_is_refused(source):
+    with pytest.raises(ValueError, match=r"0 imports of .*DataLoader, expected one"):
+        checkout.replaced(source, checkout.TORCH, checkout.FASTITER)

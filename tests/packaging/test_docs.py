@@ -48,7 +48,7 @@ OTHERS = (
     "torch",
 )
 
-FENCE = re.compile(r"^```(\w*|{[\w-]+}.*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*|{[\w-]+}[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NODE = re.compile(r"`((?:\w+/)*\w+\.(py|c))::(\w+)`")  # a test, named as pytest does
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -145,6 +145,21 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not there or (fragment and fragment not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def test_the_figure_of_the_segment_shows_the_present_layout() -> None:
+    script = ROOT / "docs" / "figures" / "segment.py"
+    drawn = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert drawn.stdout == (ROOT / "docs" / "_static" / "segment.svg").read_text(), (
+        "run: python docs/figures/segment.py > docs/_static/segment.svg"
+    )
+
+
+def test_pages_tell_the_number_of_faults_that_are_listed() -> None:
+    rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs/reference/reliability.md").read_text(), re.M)
+    assert [int(row) for row in rows] == [*range(1, len(rows) + 1)]
+    told = [re.findall(r"(\d+) faults", page.read_text()) for page in PAGES]
+    assert {int(number) for numbers in told for number in numbers} == {len(rows)}
 
 
 # ---- names in back-ticks

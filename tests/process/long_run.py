@@ -109,7 +109,7 @@ class Look:
 
     resident: int  #: of the parent
     shared: int  #: resident shared memory of the parent: the slots
-    proportional: int  #: of parent and workers
+    proportional: int  #: of parent and workers, without files, which other programs map, too
     descriptors: int
     threads: int
     mappings: int
@@ -139,11 +139,11 @@ class Look:
 
 
 def proportional_bytes(pid: int) -> int:
-    """PSS of a process; 0 if it has just ended."""
+    """PSS of a process apart from mapped files; 0 if it has just ended."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        found = [line.split()[1] for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
+        return sum(map(int, found)) << 10
     return 0
 
 

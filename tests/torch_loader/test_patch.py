@@ -344,4 +344,5 @@ def test_a_loop_from_a_loaded_state_is_fastiters_where_classes_take_turns(progra
     assert rows(loader) == expected
     loader.load_state_dict(state)
     assert first + rows(loader) == expected
+    assert "x, of too few loops" in patched.report()  # one of torch's
     patched.undo()

@@ -44,7 +44,9 @@ _DEVICE_SECONDS = 60  # for CuPy and the driver to answer
 _PACKAGES = (
     (("tqdm",), "for progress bars", True),
     (("threadpoolctl",), "to limit threads of native libraries in workers", True),
-    (("pillow",), "for ImageDataset and similar datasets", False),
+    (("pillow",), "for fastiter.images and other datasets of images", False),
+    (("simplejpeg",), "with which fastiter.images decodes JPEG files faster", False),
+    (("pyarrow",), "for Arrow and Parquet files, and datasets of Hugging Face", False),
     (
         (
             "opencv-python-headless",
@@ -341,7 +343,7 @@ def _gpus() -> Iterator[Finding]:
             bool(devices),
             "CuPy",
             f"not installed; {'devices: ' + ', '.join(devices) if devices else 'no GPU found'}",
-            "pip install 'fastiter-loader[cuda12]' (or 'fastiter-loader[cuda13]') for device=0",
+            "pip install cupy-cuda12x (or cupy-cuda13x) for device=0",
         )
         return
     yield Finding("CuPy", ", ".join(cupy))

@@ -53,7 +53,7 @@ class LengthBucketBatchSampler(EpochSampler):
         its examples more from epoch to epoch. By default as many as make about 128 steps of all
         ranks, at least 16,384.
     drop_last : bool
-        Whether to leave out what does not fill batches for all ranks: other examples each epoch.
+        Whether to leave out examples that fill no batches for all ranks: others in each epoch.
 
     Raises
     ------
