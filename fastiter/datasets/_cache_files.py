@@ -14,7 +14,8 @@ import tempfile
 from typing import Any, NamedTuple
 
 from fastiter._clib import status
-from fastiter._fetch.cache_table import CacheTable, start_of
+from fastiter._clib.file_locks import FileLocks
+from fastiter._fetch.cache_table import REPLACING, CacheTable, start_of
 from fastiter._util.warn import warn_caller
 
 _MAGIC = b"fastiter cache 1"
@@ -107,9 +108,12 @@ def _open(path: str, meaning: Meaning, number: bytes | None) -> tuple[int, bool,
                 return kept, is_read_only, found
             if is_read_only:
                 raise ValueError(f"the cache {path} {found}, and it is read-only")
-            # Whoever has the lock, and finds the same file again, is the one who replaces it.
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
+            # Whoever has the lock, and finds the same file again, is the one who replaces it. It is
+            # no lock that those have who use the file.
+            with (
+                FileLocks(fd, REPLACING + 1, "replacing a cache").alone(REPLACING),
+                contextlib.suppress(FileNotFoundError),
+            ):
                 if os.path.samestat(os.stat(path), os.fstat(fd)):
                     if os.fstat(fd).st_size > 0:
                         warn_caller(f"the cache {path} {found}: it is made anew")

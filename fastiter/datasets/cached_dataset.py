@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import re
 import time
@@ -27,8 +26,6 @@ __all__ = ["CachedDataset"]
 
 logger = logging.getLogger("fastiter")
 
-_PLAIN, _ARRAYS = 0, 1  # kinds of entries: any example; one whose buffers are those of arrays
-_NUMBERS = (int, float, complex, bool, str, bytes, np.generic, type(None))
 _NO_WAY = (
     "a cache in memory has no name, so it travels only through multiprocessing: as an argument of "
     "a Process, through a Queue, Pipe or Pool, or as part of a dataset. A cache in a file (path=) "
@@ -94,7 +91,6 @@ class CachedDataset(Closing, DatasetMixin):
         self._table: CacheTable | None = None
         self._is_unproven = False  # whether the rows may be another dataset's
         self._error: str | None = None
-        self._map: mmap.mmap | None = None
         self._told: set[str] = set()
 
     def _open_memory(self, size: float) -> None:
@@ -169,46 +165,23 @@ class CachedDataset(Closing, DatasetMixin):
 
     def _stored(self, table: CacheTable, row: int) -> tuple[Any] | None:
         """The example of a row, in a tuple; None if it has to be fetched."""
-        # Nobody can cut memory without a name, so that it may be mapped.
-        entry = table.read(row, self._copies and self._memory is None)
-        if entry is None:
+        found = table.read(row, not self._copies)
+        if found is None:
             return None
-        word, kind, offset, size, content = entry
-        copies = self._copies or kind != _ARRAYS
-        mapped = None
-        if not copies or self._memory is not None:
-            mapped = self._mapped(table, offset, size)
+        word, content = found
         try:
-            if mapped is not None:
-                example = unpack(mapped, copy=copies)
-                if copies and not table.has(row, word):
-                    return None
-            else:
-                if content is None:
-                    entry = table.read(row)
-                    if entry is None:
-                        return None
-                    content = entry[4]
-                example = unpack(memoryview(content))  # type: ignore[arg-type]
+            example = unpack(content, copy=self._copies and content.readonly)
         except MemoryError:
             raise
         except Exception:  # what damaged bytes make, or a class that is not here
             table.drop(row, word)
             return None
+        if not table.has(row, word):
+            return None  # cleared meanwhile
         if self._is_unproven:
             self._prove(row, example)
         table.count_hit()
         return (example,)
-
-    def _mapped(self, table: CacheTable, offset: int, size: int) -> memoryview | None:
-        """A part of the file; None where a new mapping, for a few more rows, takes longer than a
-        copy."""
-        if self._map is None or len(self._map) < offset + size:
-            grown = os.fstat(table.fd).st_size
-            if self._copies and self._map is not None and grown < 1.25 * len(self._map):
-                return None
-            self._map = mmap.mmap(table.fd, 0, prot=mmap.PROT_READ)
-        return memoryview(self._map)[offset : offset + size]
 
     def _prove(self, row: int, example: Any) -> None:
         """Compares a stored row with the dataset's; ValueError if they differ."""
@@ -267,9 +240,8 @@ class CachedDataset(Closing, DatasetMixin):
             except Exception as error:
                 self._tell("pickle", f"row {row} is not cached, since it does not pickle: {error}")
             else:
-                kind = _ARRAYS if _holds_arrays(example) else _PLAIN
                 size = start + packed.size
-                is_stored = table.store(row, kind, size, entry, buffers, signature, len(fields))
+                is_stored = table.store(row, size, entry, buffers, signature, len(fields))
         table.count_miss(False, is_stored, seconds)
         if not is_stored and table.full:
             self._tell("full", f"the cache is full, and goes on serving: {self.stats()}")
@@ -345,7 +317,7 @@ class CachedDataset(Closing, DatasetMixin):
     def close(self) -> None:
         """Close the cache in this process; then reads are a ValueError. A file stays, memory is
         given back with the last object in the last process."""
-        self._table = self._map = None
+        self._table = None
         if self._memory is not None:
             self._memory.close()
 
@@ -361,7 +333,7 @@ class CachedDataset(Closing, DatasetMixin):
 
     def __getstate__(self) -> dict[str, Any]:
         self._opened()
-        own = ("_table", "_is_unproven", "_error", "_map", "_told")
+        own = ("_table", "_is_unproven", "_error", "_told")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -447,16 +419,6 @@ def _checked_size(name: str, value: Any) -> float:
     if match is None or not 0 < float(match[1]) <= 100:
         raise ValueError(f'{name} must be a share above 0 % up to 100 %, like "60%", not {value!r}')
     return float(match[1]) / 100
-
-
-def _holds_arrays(value: Any) -> bool:
-    """Whether a value consists of arrays, numbers and texts in plain containers."""
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return all(map(_holds_arrays, value))
-    if kind is dict:
-        return all(map(_holds_arrays, value.values()))
-    return kind is np.ndarray or isinstance(value, _NUMBERS)
 
 
 def _are_same(a: Any, b: Any) -> bool:
