@@ -60,11 +60,13 @@ class OpenedFile(NamedTuple):
 
 
 def open_table(
-    path: str, meaning: Meaning, disk: float | None, number: bytes | None = None
+    path: str, meaning: Meaning, disk: float, number: bytes | None = None
 ) -> OpenedFile:
     """Opens the file of a cache, which is made if there is none. `disk`: its limit in bytes; a
     float is a share of what its file system has free. `number`: that of the only right file."""
-    fd, is_read_only, found = _open(path, meaning, number)
+    if not isinstance(disk, float):
+        _require_index(disk, meaning.length)
+    fd, is_read_only, found = _open(os.path.realpath(path), meaning, number)
     try:
         if meaning != found.meaning:
             raise ValueError(
@@ -168,16 +170,15 @@ def _make(path: str, meaning: Meaning, place: Any) -> None:
             os.unlink(temporary)
 
 
-def _table(fd: int, meaning: Meaning, disk: float | None, is_read_only: bool) -> CacheTable:
+def _table(fd: int, meaning: Meaning, disk: float, is_read_only: bool) -> CacheTable:
     start = start_of(meaning.length)
     facts = os.fstat(fd)
     used = facts.st_blocks * 512
-    limit = (1 << 62) if disk is None else disk
+    limit = disk
     if isinstance(limit, float):
         free = os.statvfs(fd)
         limit = used + int(limit * free.f_bavail * free.f_frsize)
-    if limit < start:
-        raise ValueError(f"disk is {limit} bytes, and the index alone takes {start}: raise it")
+        _require_index(limit, meaning.length)
     is_first = False
     if not is_read_only:
         with contextlib.suppress(BlockingIOError):
@@ -190,6 +191,14 @@ def _table(fd: int, meaning: Meaning, disk: float | None, is_read_only: bool) ->
         table.begin(max(facts.st_size, start), facts.st_blocks * 512)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return table
+
+
+def _require_index(limit: float, length: int) -> None:
+    if limit < start_of(length):
+        raise ValueError(
+            f"disk is {limit} bytes, and the index of {length} rows alone takes "
+            f"{start_of(length)}: raise it"
+        )
 
 
 def _is_in_memory(device: int) -> bool:

@@ -65,7 +65,7 @@ class CachedDataset(Closing, DatasetMixin):
         self.dataset = dataset
         self.path: str | None = None
         self._copies = checked_flag("copy", copy)
-        self._disk: float | None = None
+        self._disk = 0.0
         self._memory: Any = None
         self._limit = 0
         self._number: bytes | None = None
@@ -213,15 +213,16 @@ class CachedDataset(Closing, DatasetMixin):
         began = time.perf_counter()
         try:
             examples = list(self.dataset.__getitems__(list(rows)))
+            if len(examples) != len(rows):
+                raise ValueError(
+                    f"dataset.__getitems__ returned {len(examples)} examples for {len(rows)} "
+                    "indices"
+                )
         except BaseException:
             for _ in rows:
                 table.count_miss(True, False, (time.perf_counter() - began) / len(rows))
             raise
         seconds = (time.perf_counter() - began) / len(rows)
-        if len(examples) != len(rows):
-            raise ValueError(
-                f"dataset.__getitems__ returned {len(examples)} examples for {len(rows)} indices"
-            )
         for row, example in zip(rows, examples, strict=True):
             self._store(table, row, example, seconds)
         return examples

@@ -254,7 +254,7 @@ def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | N
     if isinstance(converter, ConcatConverter):
         return schema if schema.has_ragged_fields or _are_columns(schema, _COLUMNS) else None
     if isinstance(converter, ExamplesCollate):
-        return schema if _are_columns(schema, {*_COLUMNS, RAGGED, TEXT}) else None
+        return schema if _are_columns(schema, {*_COLUMNS, RAGGED}) else None
     if not has_torchs_table():
         return None
     if not _are_columns(schema, _COLUMNS):

@@ -235,6 +235,26 @@ def test_fill_fetches_each_row_once(kind, tmp_path, caplog):
     assert full.fill(2, progress=False).full == "memory"
 
 
+def fill_rank(path, barrier, queue):
+    cached = fastiter.cache(Rows(0.003), path=path, key=1)
+    barrier.wait()
+    queue.put(cached.fill(2, progress=False))
+
+
+def test_ranks_that_fill_at_once_share_the_work(tmp_path):
+    context = multiprocessing.get_context("fork")
+    barrier, queue = context.Barrier(3), context.Queue()
+    arguments = (tmp_path / "cache", barrier, queue)
+    ranks = [context.Process(target=fill_rank, args=arguments) for _ in range(3)]
+    for rank in ranks:
+        rank.start()
+    stats = [queue.get(timeout=60) for _ in ranks]
+    for rank in ranks:
+        rank.join()
+    assert all(each.rows == N for each in stats)
+    assert max(each.misses for each in stats) <= 2 * N  # 3 * N if each fetched all
+
+
 def test_a_process_that_fills_and_dies_is_told(tmp_path):
     class Deadly(Rows):
         def __getitem__(self, i):
