@@ -29,6 +29,7 @@ enum fi_cache_word { /* words of the header that change; those before describe t
     FI_CACHE_COMMITTED, /* bytes that are in use, those of unfinished entries left out */
     FI_CACHE_FULL,      /* an fi_cache_full */
     FI_CACHE_RETRY_NS,  /* until then nothing is stored after a refusal by the system */
+    FI_CACHE_TOLD,      /* bits of what one of the processes has told its user */
     FI_CACHE_KEYS = 512, /* for each token the key of its present owner */
     FI_CACHE_INDEX = FI_CACHE_KEYS + FI_CACHE_TOKENS
 };

@@ -25,6 +25,10 @@ from fastiter._util.concurrency import renew_in_child
 
 cnp.import_array()
 
+cdef extern from "os/fi_cache.h":
+    enum:
+        FI_CACHE_TOLD
+
 cdef enum:
     MOST_PARTS = 16
 
@@ -244,6 +248,16 @@ cdef class CacheTable:
         """Empties all rows and gives their space back."""
         with nogil:
             fi_cache_clear(&self.cache)
+
+    def is_first_to_tell(self, uint64_t bit):
+        """Whether no process has told this yet in this opening."""
+        cdef uint64_t told
+        while True:
+            told = fi_cache_load(&self.cache, FI_CACHE_TOLD)
+            if told & bit:
+                return False
+            if fi_cache_swap(&self.cache, FI_CACHE_TOLD, told, told | bit):
+                return True
 
     # ---- counts
 

@@ -144,7 +144,7 @@ def _reduce_array(
 def _is_buffer(array: np.ndarray[Any, Any]) -> bool:
     """Whether the dtype has a code in the buffer protocol; datetimes have none."""
     try:
-        memoryview(array)
+        memoryview(array)  # type: ignore[arg-type]
     except ValueError:
         return False
     return True
@@ -180,7 +180,7 @@ class _Pixels(np.ndarray[Any, Any]):
 
 def _of_one_pixel(image: Any) -> Any:
     """An image with all else of another one."""
-    kind = type(image)
+    kind: Any = type(image)
     one = kind.__new__(kind)
     one.__dict__.update(image.__dict__)
     one.im, one._size = sys.modules["PIL.Image"].core.new(image.mode, (1, 1)), (1, 1)
@@ -267,7 +267,8 @@ class Packed:
                 inside = (mapped[0] + 1) << _OFFSET_BITS | mapped[1]
             offset = end + -end % _ALIGNMENT
             self._places.append((offset, inside))
-            self._sizes.append(buffer.nbytes | (type(buffer.obj) is _Pixels) << _COPIED_BIT)
+            is_copied = isinstance(buffer.obj, _Pixels)
+            self._sizes.append(buffer.nbytes | is_copied << _COPIED_BIT)
             if inside < 0:
                 end = offset + buffer.nbytes
         self.size = end

@@ -54,8 +54,8 @@ def as_array(tensor: Any) -> npt.NDArray[Any]:
 
 
 def tensor_of(array: npt.NDArray[Any]) -> Any:
-    """An array as a tensor that shares its memory and keeps it alive; that of a read-only one, which
-    torch does not know, is copied."""
+    """An array as a tensor that shares its memory and keeps it alive. Read-only tensors do not
+    exist: such an array is copied."""
     import torch
 
     return torch.from_numpy(array if array.flags.writeable else array.copy())

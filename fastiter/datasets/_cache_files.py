@@ -59,9 +59,7 @@ class OpenedFile(NamedTuple):
     is_filled: bool  # whether it had rows
 
 
-def open_table(
-    path: str, meaning: Meaning, disk: float, number: bytes | None = None
-) -> OpenedFile:
+def open_table(path: str, meaning: Meaning, disk: float, number: bytes | None = None) -> OpenedFile:
     """Opens the file of a cache, which is made if there is none. `disk`: its limit in bytes; a
     float is a share of what its file system has free. `number`: that of the only right file."""
     if not isinstance(disk, float):

@@ -26,6 +26,7 @@ __all__ = ["CachedDataset"]
 
 logger = logging.getLogger("fastiter")
 
+_NO_PICKLE, _FULL = 1, 2  # what is told once, by one of the processes
 _NO_WAY = (
     "a cache in memory has no name, so it travels only through multiprocessing: as an argument of "
     "a Process, through a Queue, Pipe or Pool, or as part of a dataset. A cache in a file (path=) "
@@ -91,7 +92,6 @@ class CachedDataset(Closing, DatasetMixin):
         self._table: CacheTable | None = None
         self._is_unproven = False  # whether the rows may be another dataset's
         self._error: str | None = None
-        self._told: set[str] = set()
 
     def _open_memory(self, size: float) -> None:
         start = start_of(self._length)
@@ -239,18 +239,14 @@ class CachedDataset(Closing, DatasetMixin):
                 packed.write_start(memoryview(entry)[start:], 0)  # type: ignore[arg-type]
                 buffers = [(start + at, buffer) for at, buffer in packed.buffers]
             except Exception as error:
-                self._tell("pickle", f"row {row} is not cached, since it does not pickle: {error}")
+                if table.is_first_to_tell(_NO_PICKLE):
+                    logger.warning("row %d is not cached, since it does not pickle: %s", row, error)
             else:
                 size = start + packed.size
                 is_stored = table.store(row, size, entry, buffers, signature, len(fields))
         table.count_miss(False, is_stored, seconds)
-        if not is_stored and table.full:
-            self._tell("full", f"the cache is full, and goes on serving: {self.stats()}")
-
-    def _tell(self, what: str, text: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            logger.warning("%s", text)
+        if not is_stored and table.full and table.is_first_to_tell(_FULL):
+            logger.warning("the cache is full, and goes on serving: %s", self.stats())
 
     # ---- the cache
 
@@ -334,7 +330,7 @@ class CachedDataset(Closing, DatasetMixin):
 
     def __getstate__(self) -> dict[str, Any]:
         self._opened()
-        own = ("_table", "_is_unproven", "_error", "_told")
+        own = ("_table", "_is_unproven", "_error")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -383,9 +379,8 @@ def cache(
         the first row that a process finds in a file which was filled before is fetched as well, and
         compared.
     copy : bool
-        False: arrays are read-only views of the cache, in examples that consist of arrays, numbers
-        and texts in tuples, lists and dicts; other examples are copied. No process may shorten the
-        file then.
+        False: the arrays of an example are read-only views of the cache; tensors and all else are
+        copied. No process may shorten the file then.
 
     Returns
     -------

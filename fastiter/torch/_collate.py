@@ -158,7 +158,7 @@ class ExamplesCollate:
 
     pads_alone = False
 
-    def __init__(self, container: type[list[Any]] | type[tuple[Any, ...]]) -> None:
+    def __init__(self, container: type[list[Any] | tuple[Any, ...]]) -> None:
         self._container = container
 
     def finish(self, rows: RowWriter) -> int:

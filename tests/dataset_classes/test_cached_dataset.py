@@ -143,7 +143,9 @@ def test_tensors_and_images(place):
 
 def test_views_are_arrays_of_any_example(place):
     torch = pytest.importorskip("torch")
-    example = Point(np.arange(3), {"t": torch.ones(2, dtype=torch.bfloat16), "own": Own(np.ones(2))})
+    example = Point(
+        np.arange(3), {"t": torch.ones(2, dtype=torch.bfloat16), "own": Own(np.ones(2))}
+    )
     with fastiter.cache([example], copy=False, **place) as cached:
         cached[0]
         hit = cached[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import random
@@ -233,6 +234,23 @@ def test_fill_fetches_each_row_once(kind, tmp_path, caplog):
     assert again.misses == N + 1 and again.rows == N - 1
     full = fastiter.cache(Rows(), memory=200_000)
     assert full.fill(2, progress=False).full == "memory"
+
+
+def test_a_full_cache_is_told_by_one_process(tmp_path):
+    handler = logging.FileHandler(tmp_path / "log")
+    logger = logging.getLogger("fastiter")
+    logger.addHandler(handler)
+    try:
+        cached = fastiter.cache(Rows(), memory=200_000)
+        arguments = {"n_processes": 2, "shuffle": True, "context": "fork"}
+        with MultiprocessIterator(cached, 6, **arguments) as iterator:
+            for _ in range(3):
+                epoch(iterator)
+        assert read_all(cached) and cached.stats().full
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "log").read_text().count("full") == 1
 
 
 def fill_rank(path, barrier, queue):

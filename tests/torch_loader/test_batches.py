@@ -284,7 +284,13 @@ def test_a_collate_fn_of_ones_own(workers):
 @pytest.mark.parametrize("kind", sorted({*EXAMPLES} - {"gradients"}))
 @pytest.mark.parametrize("container", [list, tuple])
 def test_a_collate_fn_that_returns_the_examples(container, kind):
-    check(Dataset(EXAMPLES[kind]), workers=(2,), batch_size=4, collate_fn=container, persistent_workers=True)
+    check(
+        Dataset(EXAMPLES[kind]),
+        workers=(2,),
+        batch_size=4,
+        collate_fn=container,
+        persistent_workers=True,
+    )
 
 
 def test_rows_are_used_for_examples_of_any_shape():
