@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import sys
 import time
 from typing import Any
 
@@ -18,6 +20,7 @@ from fastiter._ring.stored_fields import fields_of
 from fastiter._stats.cache_stats import CacheStats
 from fastiter._util.arguments import checked_flag, checked_path
 from fastiter._util.context import Closing
+from fastiter._util.torch_tensors import tensor_type
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._cache_files import Meaning, open_table
@@ -417,22 +420,35 @@ def _checked_size(name: str, value: Any) -> float:
     return float(match[1]) / 100
 
 
-def _are_same(a: Any, b: Any) -> bool:
-    """Whether two values are equal in type and content."""
-    if type(a) is not type(b):
+def _are_same(stored: Any, fetched: Any) -> bool:
+    """Whether two values are equal in type and content. What is stored has been pickled once."""
+    if type(stored) is not type(fetched):
         return False
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(_are_same, a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(map(_are_same, a.values(), b.values()))
-    if type(a) is np.ndarray and not a.dtype.hasobject:
-        same: bool = a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-        return same
-    try:
-        parts = []
-        for packed in (Packed(a), Packed(b)):
-            parts.append(bytearray(packed.size))
-            packed.write_into(memoryview(parts[-1]), 0)
-    except Exception:  # it pickled before; now it does not
+    if isinstance(stored, (tuple, list)):
+        return len(stored) == len(fetched) and all(map(_are_same, stored, fetched))
+    if isinstance(stored, dict):
+        return list(stored) == list(fetched) and all(
+            map(_are_same, stored.values(), fetched.values())
+        )
+    tensor = tensor_type()
+    if tensor is not None and isinstance(stored, tensor):
+        if stored.requires_grad is not fetched.requires_grad:
+            return False
+        stored, fetched = stored.detach(), fetched.detach()
+        if stored.layout is sys.modules["torch"].strided and not stored.is_quantized:
+            stored, fetched = (each.resolve_conj().resolve_neg() for each in (stored, fetched))
+            stored, fetched = stored.contiguous().clone(), fetched.contiguous().clone()
+    with contextlib.suppress(Exception):
+        if _bytes_of(stored) == _bytes_of(unpack(memoryview(_bytes_of(fetched)))):
+            return True
+    try:  # a set has its items in the order of the process that made it
+        return bool(stored == fetched if tensor is not type(stored) else stored.equal(fetched))
+    except Exception:
         return False
-    return parts[0] == parts[1]
+
+
+def _bytes_of(value: Any) -> bytearray:
+    packed = Packed(value)
+    memory = bytearray(packed.size)
+    packed.write_into(memoryview(memory), 0)
+    return memory

@@ -12,6 +12,8 @@ import math
 import os
 import pickle
 import stat
+import subprocess
+import sys
 import threading
 import warnings
 from typing import Any, NamedTuple
@@ -389,6 +391,40 @@ def test_without_a_key_one_row_is_compared(tmp_path):
         for _ in range(2):
             with pytest.raises(ValueError, match="key="):
                 cached[2]
+
+
+EQUAL = r"""
+import sys
+import numpy as np
+import fastiter
+
+class Own:
+    def __init__(self):
+        self.names = {str(i) * 3 for i in range(50)}
+    def __eq__(self, other):
+        return self.names == other.names
+
+examples = [{str(i) * 3 for i in range(50)}, Own(), np.ma.array([1, 2, 3], mask=[0, 1, 0])]
+try:
+    import torch
+except ImportError:
+    pass
+else:
+    examples += [torch.arange(100)[::7], torch.ones(3, requires_grad=True), torch.ones(1).expand(4)]
+for number, example in enumerate(examples):
+    with fastiter.cache([example], path=f"{sys.argv[1]}/{number}") as cached:
+        cached[0]
+        assert cached.stats().hits == int(sys.argv[2])
+"""
+
+
+def test_equal_rows_of_another_program_are_no_error(tmp_path):
+    for hits, seed in enumerate(("1", "7")):  # which decides the order of a set
+        subprocess.run(
+            [sys.executable, "-c", EQUAL, str(tmp_path), str(hits)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+        )
 
 
 @pytest.mark.parametrize("other", [{"key": "v2"}, {"key": b"v1"}, {}, {"dataset": Counted([1])}])
