@@ -62,6 +62,7 @@ cdef extern from "os/fi_cache.h" nogil:
         FI_CACHE_FETCH_NS
         FI_CACHE_COMMITTED
         FI_CACHE_FULL
+        FI_CACHE_TOLD
         FI_CACHE_KEYS
         FI_CACHE_INDEX
         FI_CACHE_FOUND

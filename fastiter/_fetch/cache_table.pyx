@@ -25,10 +25,6 @@ from fastiter._util.concurrency import renew_in_child
 
 cnp.import_array()
 
-cdef extern from "os/fi_cache.h":
-    enum:
-        FI_CACHE_TOLD
-
 cdef enum:
     MOST_PARTS = 16
 
@@ -93,6 +89,11 @@ cdef class CacheTable:
     def fd(self):
         """The table's descriptor of the file."""
         return self.cache.fd
+
+    @property
+    def is_private(self):
+        """Whether the file is read-only."""
+        return self.cache.is_private
 
     @property
     def limit(self):

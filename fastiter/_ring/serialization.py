@@ -155,10 +155,10 @@ def _reduce_image(value: Any) -> Any:
     kind: Any = type(value)
     if not kind.__module__.startswith("PIL.") or not hasattr(kind, "frombytes"):
         return None
-    alpha = whole = None
+    alpha = size = data = None
     if value.mode == "RGB" and 0 not in value.size:
         # Pillow has four bytes a pixel in memory, and slow loops from and to three.
-        whole = value.size, value.tobytes("raw", "RGBX")
+        size, data = value.size, value.tobytes("raw", "RGBX")
         value = _of_one_pixel(value)
     state: Any = value.__getstate__()
     # Of all images: info, mode, size, palette, pixels; what follows is a subclass's.
@@ -166,11 +166,10 @@ def _reduce_image(value: Any) -> Any:
         return None
     if state[3] is not None and value.palette.mode == "RGBA":
         alpha = bytes(value.getpalette("RGBA"))  # which Pillow's own pickles lose
-    size, data = whole or (state[2], state[4])
-    pixels: Any = np.asarray(_Writable(np.frombuffer(data, np.uint8))).view(_Pixels)
-    if whole is None:
-        state = [*state[:4], pickle.PickleBuffer(pixels), *state[5:]]
-    parts = list(state), size, None if whole is None else pickle.PickleBuffer(pixels), alpha
+    pixels: Any = np.asarray(_Writable(np.frombuffer(data or state[4], np.uint8))).view(_Pixels)
+    if size is None:
+        state = [*state[:4], None, *state[5:]]
+    parts = list(state), size, pickle.PickleBuffer(pixels), alpha
     return copyreg.__newobj__, (kind,), parts, None, None, _set_image  # type: ignore[attr-defined]
 
 
@@ -180,8 +179,7 @@ class _Pixels(np.ndarray[Any, Any]):
 
 def _of_one_pixel(image: Any) -> Any:
     """An image with all else of another one."""
-    kind: Any = type(image)
-    one = kind.__new__(kind)
+    one: Any = object.__new__(type(image))
     one.__dict__.update(image.__dict__)
     one.im, one._size = sys.modules["PIL.Image"].core.new(image.mode, (1, 1)), (1, 1)
     return one
@@ -189,8 +187,9 @@ def _of_one_pixel(image: Any) -> Any:
 
 def _set_image(image: Any, parts: tuple[Any, ...]) -> None:
     state, size, pixels, alpha = parts
+    state[4] = pixels if size is None else state[4]
     image.__setstate__(state)
-    if pixels is not None:
+    if size is not None:
         image.im, image._size = sys.modules["PIL.Image"].core.new("RGB", size), size
         image.frombytes(pixels, "raw", "RGBX")
     if alpha is not None:

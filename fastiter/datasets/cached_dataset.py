@@ -297,8 +297,8 @@ class CachedDataset(Closing, DatasetMixin):
 
     @property
     def is_full(self) -> bool:
-        """Whether the cache does not fill any more, at least for the moment."""
-        return self._opened().full != 0
+        """Whether the cache does not fill any more, at least for the moment, or is read-only."""
+        return self._opened().full != 0 or self._opened().is_private
 
     def missing(self, rows: npt.NDArray[np.int64]) -> list[int]:
         """Rows, of the given int64 (n,), that are not stored."""
@@ -312,6 +312,8 @@ class CachedDataset(Closing, DatasetMixin):
         table = self._opened()
         if not self._copies:
             raise ValueError("clear() would overwrite arrays that copy=False has handed out")
+        if table.is_private:
+            raise ValueError(f"the cache {self.path} is read-only: clear() cannot empty it")
         table.clear()
 
     def close(self) -> None:

@@ -518,6 +518,9 @@ def test_a_file_that_cannot_be_opened_for_writing_serves_hits(tmp_path, monkeypa
     with fastiter.cache(dataset, path=path, key=1) as cached:
         assert_equal(cached[:], rows_of())
         assert cached.stats().hits == 10 and cached.stats().uncached == 10
+        with pytest.raises(ValueError, match="read-only"):
+            cached.clear()
+        assert cached.is_full
     assert dataset.asked == list(range(10, 20)) and path.read_bytes() == before
 
 
