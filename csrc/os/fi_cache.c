@@ -15,6 +15,7 @@
 #define PLACE_BITS (((uint64_t)1 << 40) - 1)
 #define LOOK_BYTES ((uint64_t)16 << 20) /* of new entries, before free memory is looked at */
 #define RETRY_NS 1000000000
+#define VIEW_BITS 24 /* of the smallest view */
 
 uint64_t fi_cache_start(uint64_t length)
 {
@@ -149,7 +150,7 @@ int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry
         (void)fi_cache_swap(cache, word, claim, 0);
         return rc;
     }
-    entry->sum = entry->zero = 0;
+    entry->sum = entry->zeros[0] = entry->zeros[1] = 0;
     entry->row = row;
     entry->offset = offset;
     if (cache->has_sums)
@@ -190,7 +191,7 @@ int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_e
     return FI_CACHE_FOUND;
 }
 
-static bool is_checked_before(const fi_cache *cache, uint64_t row)
+bool fi_cache_is_checked(const fi_cache *cache, uint64_t row)
 {
     return !cache->has_sums ||
            (!cache->is_private && fi_cache_load(cache, fi_cache_row(row) + 1) ==
@@ -200,7 +201,7 @@ static bool is_checked_before(const fi_cache *cache, uint64_t row)
 int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content)
 {
     uint64_t at = fi_cache_row(head->row), stamp = fi_cache_load(cache, FI_CACHE_STAMP);
-    bool is_checked = is_checked_before(cache, head->row);
+    bool is_checked = fi_cache_is_checked(cache, head->row);
     bool is_whole = read_all(cache->fd, content, head->size, head->offset + FI_CACHE_HEAD);
     if (is_whole && !is_checked) {
         is_whole = head->sum == sum_of(head, content);
@@ -225,40 +226,52 @@ bool fi_cache_copy(const fi_cache *cache, uint64_t offset, void *into, uint64_t 
 
 void fi_cache_unmap(fi_cache *cache)
 {
-    if (cache->view != NULL)
-        (void)munmap(cache->view, cache->view_bytes);
-    cache->view = NULL;
-    cache->view_bytes = cache->view_end = 0;
+    for (int i = 0; i < FI_CACHE_VIEWS; i++) {
+        char *view = atomic_exchange_explicit(cache->views + i, NULL, memory_order_relaxed);
+        if (view != NULL)
+            (void)munmap(view, (size_t)1 << i);
+    }
+}
+
+/* A view reaches beyond the end of the file, for what is written later, so that few are made. */
+const char *fi_cache_map(fi_cache *cache, uint64_t offset, uint64_t bytes)
+{
+    uint64_t end = offset + bytes;
+    struct stat status;
+    int i = VIEW_BITS;
+    if (end < offset || end >> (FI_CACHE_VIEWS - 1) != 0)
+        return NULL;
+    if (end > atomic_load_explicit(&cache->seen, memory_order_relaxed)) {
+        if (fstat(cache->fd, &status) != 0 || end > (uint64_t)status.st_size)
+            return NULL;
+        atomic_store_explicit(&cache->seen, (uint64_t)status.st_size, memory_order_relaxed);
+    }
+    while (end >> i != 0)
+        i++;
+    /* Relaxed: what lies there is ordered by the row's word. */
+    char *view = atomic_load_explicit(cache->views + i, memory_order_relaxed), *known = NULL;
+    if (view == NULL) {
+        view = mmap(NULL, (size_t)1 << i, PROT_READ, MAP_SHARED, cache->fd, 0);
+        if (view == MAP_FAILED)
+            return NULL;
+        if (!atomic_compare_exchange_strong_explicit(cache->views + i, &known, view,
+                                                     memory_order_relaxed, memory_order_relaxed)) {
+            (void)munmap(view, (size_t)1 << i); /* another thread was faster */
+            view = known;
+        }
+    }
+    return view + offset;
 }
 
 const char *fi_cache_view(fi_cache *cache, uint64_t offset, uint64_t bytes)
 {
-    struct stat status;
-    uint64_t end = offset + bytes;
-    if (cache->has_sums || end < offset)
-        return NULL;
-    if (end > cache->view_end) {
-        if (fstat(cache->fd, &status) != 0 || end > (uint64_t)status.st_size)
-            return NULL;
-        cache->view_end = (uint64_t)status.st_size;
-    }
-    if (end > cache->view_bytes) {
-        uint64_t size = 2 * cache->view_end; /* what lies beyond the end is mapped for later */
-        fi_cache_unmap(cache);
-        void *view = mmap(NULL, size, PROT_READ, MAP_SHARED, cache->fd, 0);
-        if (view == MAP_FAILED)
-            return NULL;
-        cache->view = view;
-        cache->view_bytes = size;
-        cache->view_end = size / 2;
-    }
-    return cache->view + offset;
+    return cache->has_sums ? NULL : fi_cache_map(cache, offset, bytes);
 }
 
 bool fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry *head)
 {
     *word = fi_cache_load(cache, fi_cache_row(row));
-    if (!fi_cache_is_place(*word) || !is_checked_before(cache, row))
+    if (!fi_cache_is_place(*word) || !fi_cache_is_checked(cache, row))
         return false;
     uint64_t offset = (*word & PLACE_BITS) * FI_CACHE_HEAD;
     const char *view = fi_cache_view(cache, offset, FI_CACHE_HEAD);

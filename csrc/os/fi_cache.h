@@ -13,6 +13,7 @@
 
 #define FI_CACHE_TOKENS 1024u
 #define FI_CACHE_HEAD 64u /* bytes before the content of an entry, and the unit of places */
+#define FI_CACHE_VIEWS 48
 #define FI_CACHE_PEEK 1024u /* bytes of an entry that fi_cache_peek reads at most, its head included */
 
 enum fi_cache_word { /* words of the header that change; those before describe the file */
@@ -28,6 +29,7 @@ enum fi_cache_word { /* words of the header that change; those before describe t
     FI_CACHE_COMMITTED, /* bytes that are in use, those of unfinished entries left out */
     FI_CACHE_FULL,      /* an fi_cache_full */
     FI_CACHE_RETRY_NS,  /* until then nothing is stored after a refusal by the system */
+    FI_CACHE_TOLD,      /* bits of what one of the processes has told its user */
     FI_CACHE_KEYS = 512, /* for each token the key of its present owner */
     FI_CACHE_INDEX = FI_CACHE_KEYS + FI_CACHE_TOKENS
 };
@@ -49,14 +51,14 @@ typedef struct fi_cache {
     bool takes_memory; /* entries take memory of the machine */
     bool has_sums;     /* entries have checksums */
     bool is_private;   /* words are this process' own: the file is read-only */
-    char *view;        /* see fi_cache_view */
-    uint64_t view_bytes, view_end; /* of the mapping; of what was found to lie in the file */
+    _Atomic(char *) views[FI_CACHE_VIEWS]; /* of the first 2^i bytes of the file, or NULL */
+    _Atomic uint64_t seen;                 /* bytes that were found to lie in the file */
 } fi_cache;
 
 /* The content begins with `fields` bytes for those who know what the signature means, not 0: they find
  * the parts of the row there, without the rest. */
 typedef struct fi_cache_entry {
-    uint64_t sum, row, offset, size, kind, signature, fields, zero;
+    uint64_t sum, row, offset, size, signature, fields, zeros[2];
 } fi_cache_entry;
 
 /* A part of an entry that lies elsewhere in memory; what no part covers is zero. */
@@ -89,6 +91,9 @@ bool fi_cache_has_room(fi_cache *cache);
 int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry,
                    uint64_t begun, const fi_cache_part *parts, int n);
 
+/* Whether the row's checksum needs no look in this opening. */
+bool fi_cache_is_checked(const fi_cache *cache, uint64_t row);
+
 /* The entry of a row whose word is `word`: its head. FI_CACHE_BAD if it cannot be that. */
 int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head);
 
@@ -102,14 +107,17 @@ bool fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry
 /* Copies bytes of the file; false if it has none there. */
 bool fi_cache_copy(const fi_cache *cache, uint64_t offset, void *into, uint64_t bytes);
 
-/* Where these bytes of memory without a name are mapped; NULL of a file, which somebody may cut, or if
- * they cannot be. Called by one thread at a time; good until the next call. */
+/* Where these bytes of the file are mapped, until fi_cache_unmap; NULL if they cannot be. Who reads
+ * there gets SIGBUS if somebody cuts the file. */
+const char *fi_cache_map(fi_cache *cache, uint64_t offset, uint64_t bytes);
+
+/* The same of memory without a name, which nobody can cut; NULL of a file. */
 const char *fi_cache_view(fi_cache *cache, uint64_t offset, uint64_t bytes);
 
 /* Whether the row still has this word: what was read of its entry was whole then. */
 bool fi_cache_has(const fi_cache *cache, uint64_t row, uint64_t word);
 
-/* Ends the view. */
+/* Ends all mappings. */
 void fi_cache_unmap(fi_cache *cache);
 
 /* Empties all rows and gives their space back. */

@@ -62,6 +62,7 @@ cdef extern from "os/fi_cache.h" nogil:
         FI_CACHE_FETCH_NS
         FI_CACHE_COMMITTED
         FI_CACHE_FULL
+        FI_CACHE_TOLD
         FI_CACHE_KEYS
         FI_CACHE_INDEX
         FI_CACHE_FOUND
@@ -70,7 +71,7 @@ cdef extern from "os/fi_cache.h" nogil:
         FI_CACHE_REFUSED
     ctypedef uint64_t atomic_word "_Atomic uint64_t"
     ctypedef struct fi_cache_entry:
-        uint64_t row, offset, size, kind, signature, fields
+        uint64_t row, offset, size, signature, fields
     ctypedef struct fi_cache_part:
         const char *bytes
         uint64_t offset, size
@@ -92,10 +93,12 @@ cdef extern from "os/fi_cache.h" nogil:
     bint fi_cache_has_room(fi_cache *cache)
     int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry,
                        uint64_t begun, const fi_cache_part *parts, int n)
+    bint fi_cache_is_checked(const fi_cache *cache, uint64_t row)
     int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head)
     int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content)
     bint fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry *head)
     bint fi_cache_copy(const fi_cache *cache, uint64_t offset, void *into, uint64_t bytes)
+    const char *fi_cache_map(fi_cache *cache, uint64_t offset, uint64_t bytes)
     const char *fi_cache_view(fi_cache *cache, uint64_t offset, uint64_t bytes)
     bint fi_cache_has(const fi_cache *cache, uint64_t row, uint64_t word)
     void fi_cache_unmap(fi_cache *cache)

@@ -1,6 +1,6 @@
 from libc.stdint cimport uint64_t
 
-from fastiter._clib.csrc cimport fi_cache
+from fastiter._clib.csrc cimport fi_cache, fi_cache_entry
 
 cdef class CacheTable:
     cdef object __weakref__
@@ -10,5 +10,5 @@ cdef class CacheTable:
     cdef int pid
     cdef uint64_t claim
     cdef uint64_t new_key(self)
-    cdef bint is_checked(self, uint64_t at)
+    cdef object copy(self, uint64_t word, const fi_cache_entry *head, int *rc)
     cdef object own_token(self)

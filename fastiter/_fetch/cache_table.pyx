@@ -9,6 +9,8 @@ cimport cython
 cimport numpy as cnp
 from cpython.buffer cimport PyBUF_READ
 from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.errno cimport errno
 from libc.stdint cimport uint64_t
 from posix.mman cimport (
@@ -16,7 +18,7 @@ from posix.mman cimport (
 from posix.unistd cimport close
 
 from fastiter._clib.csrc cimport *
-from fastiter._clib.numpy_api cimport bytes_of
+from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, new_array, set_base
 
 from fastiter._clib.file_locks import FileLocks
 from fastiter._util.concurrency import renew_in_child
@@ -27,6 +29,8 @@ cdef enum:
     MOST_PARTS = 16
 
 HEAD_BYTES = FI_CACHE_HEAD
+cdef object BYTES = numpy.dtype(numpy.uint8)
+REPLACING = FI_CACHE_TOKENS  # number of the lock behind those of the tokens
 
 
 def start_of(uint64_t length):
@@ -87,6 +91,11 @@ cdef class CacheTable:
         return self.cache.fd
 
     @property
+    def is_private(self):
+        """Whether the file is read-only."""
+        return self.cache.is_private
+
+    @property
     def limit(self):
         """Bytes that may be in use."""
         return self.cache.limit
@@ -117,35 +126,43 @@ cdef class CacheTable:
 
     # ---- entries
 
-    def read(self, uint64_t row, bint content=True):
-        """The entry of a row: (word, kind, offset of the content behind the fields, bytes of it, uint8
-        array (n,) with memory of its own); None if there is none. Without `content` there is no array
-        if the row has been checked before."""
+    def read(self, uint64_t row, bint is_mapped):
+        """The word of a row, and a view of its entry's content behind the fields; None if there is none.
+        The view is of a copy, which is writable, or of the pages themselves: of memory, where `has`
+        tells after a look whether all of it was the row's, and of a file if `is_mapped`."""
         cdef fi_cache_entry head
         cdef int rc
         cdef uint64_t at = fi_cache_row(row), word = fi_cache_load(&self.cache, at)
-        cdef char *target
+        cdef const char *pages = NULL
+        cdef cnp.npy_intp size
         if not fi_cache_is_place(word):
             return None
-        rc = fi_cache_head(&self.cache, row, word, &head)
         array = None
-        if rc == FI_CACHE_FOUND and (content or not self.is_checked(at)):
-            array = numpy.empty(head.size, numpy.uint8)
-            target = bytes_of(<cnp.PyArrayObject *>array)
-            with nogil:
-                rc = fi_cache_read(&self.cache, word, &head, target)
+        is_mapped = is_mapped or not self.cache.has_sums
+        rc = fi_cache_head(&self.cache, row, word, &head)
+        if rc == FI_CACHE_FOUND and (not is_mapped or not fi_cache_is_checked(&self.cache, row)):
+            array = self.copy(word, &head, &rc)
+        if rc == FI_CACHE_FOUND and is_mapped:
+            pages = fi_cache_map(&self.cache, head.offset, FI_CACHE_HEAD + head.size)
+            if pages != NULL:
+                size = <cnp.npy_intp>(head.size - head.fields)
+                Py_INCREF(BYTES)  # the constructor takes it over, set_base the table
+                array = new_array(&PyArray_Type, <cnp.PyArray_Descr *>BYTES, 1, &size, NULL,
+                                  <char *>pages + FI_CACHE_HEAD + head.fields, 0, NULL)
+                Py_INCREF(self)
+                set_base(<cnp.PyArrayObject *>array, <PyObject *>self)
+                return word, memoryview(array)
+            array = self.copy(word, &head, &rc)  # no address space is left
         if rc == FI_CACHE_BAD:
             self.drop(row, word)
-        if rc != FI_CACHE_FOUND:
-            return None
-        if array is not None:
-            array = array[head.fields:]
-        return (word, head.kind, head.offset + FI_CACHE_HEAD + head.fields, head.size - head.fields,
-                array)
+        return (word, memoryview(array)[head.fields:]) if rc == FI_CACHE_FOUND else None
 
-    cdef bint is_checked(self, uint64_t at):
-        return not self.cache.has_sums or not self.cache.is_private and (
-            fi_cache_load(&self.cache, at + 1) == fi_cache_load(&self.cache, FI_CACHE_STAMP))
+    cdef object copy(self, uint64_t word, const fi_cache_entry *head, int *rc):
+        array = numpy.empty(head.size, numpy.uint8)
+        cdef char *target = bytes_of(<cnp.PyArrayObject *>array)
+        with nogil:
+            rc[0] = fi_cache_read(&self.cache, word, head, target)
+        return array
 
     def has(self, uint64_t row, uint64_t word):
         """Whether a row still has a word: what was read of its entry was whole."""
@@ -161,7 +178,7 @@ cdef class CacheTable:
         return not self.cache.is_private and fi_cache_has_room(&self.cache) and (
             not fi_cache_is_place(fi_cache_load(&self.cache, fi_cache_row(row))))
 
-    def store(self, uint64_t row, uint64_t kind, uint64_t size, start, list buffers,
+    def store(self, uint64_t row, uint64_t size, start, list buffers,
               uint64_t signature=0, uint64_t fields=0):
         """Stores a row, if no other process does: an entry of `size` bytes. `start` is a uint8 array
         with its first ones, of which HEAD_BYTES are written over; the next ones may be `fields`, which
@@ -190,8 +207,7 @@ cdef class CacheTable:
         if hold is None or fi_cache_is_place(word):
             return False
         claim = self.claim
-        head.size, head.kind = size - FI_CACHE_HEAD, kind
-        head.signature, head.fields = signature, fields
+        head.size, head.signature, head.fields = size - FI_CACHE_HEAD, signature, fields
         if word != 0:
             token = fi_cache_token(word)
             dead = self.locks.hold()
@@ -233,6 +249,16 @@ cdef class CacheTable:
         """Empties all rows and gives their space back."""
         with nogil:
             fi_cache_clear(&self.cache)
+
+    def is_first_to_tell(self, uint64_t bit):
+        """Whether no process has told this yet in this opening."""
+        cdef uint64_t told
+        while True:
+            told = fi_cache_load(&self.cache, FI_CACHE_TOLD)
+            if told & bit:
+                return False
+            if fi_cache_swap(&self.cache, FI_CACHE_TOLD, told, told | bit):
+                return True
 
     # ---- counts
 

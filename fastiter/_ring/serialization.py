@@ -12,7 +12,8 @@ The checksum covers what follows up to the buffers, and the place that the objec
 pickle that was overwritten must not be run. In an image of a dataset, which is read-only, it is 0.
 
 A buffer of an image may also lie in a file that the loading process maps: the top bits of its
-offset hold the number of that mapping, counted from 1.
+offset hold the number of that mapping, counted from 1. A bit of the bytes of a buffer says that
+loading copies it: pixels of an image.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _HEAD = struct.Struct("<QQQ")
 _SUM = struct.Struct("<Q")
 _PAIR = struct.Struct("<QQ")
 _OFFSET_BITS = 48  # of an offset; above it is the number of a mapping
+_COPIED_BIT = 62  # in the bytes of a buffer that whoever loads it copies anyway
 
 # A short string in a pickle: its length, and a dotted name. Modules are named by such.
 _NAME = re.compile(rb"\x8c(.)([A-Za-z_][\w.]*)", re.DOTALL)
@@ -113,6 +115,9 @@ def _reduce_array(
     if mappings is not None and type(array) is np.memmap:
         return _as_memmap, (array.view(np.ndarray), array.filename, array.offset, array.mode)
     if type(array) is np.ndarray:
+        if flags.forc and dtype.kind in "mMV" and not _is_buffer(array):
+            straight = np.ravel(array, "K").view(np.uint8)
+            return _as_strided, (straight, array.shape, dtype, 0, array.strides)
         if flags.forc and (flags.writeable or not writable):
             return None
         whole = None if mappings is None else mappings.whole(array)
@@ -136,18 +141,59 @@ def _reduce_array(
     return (_as_dtype, (native, dtype)) if type(native) is type(array) else None
 
 
-def _reduce_image(value: object) -> Any:
+def _is_buffer(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the dtype has a code in the buffer protocol; datetimes have none."""
+    try:
+        memoryview(array)  # type: ignore[arg-type]
+    except ValueError:
+        return False
+    return True
+
+
+def _reduce_image(value: Any) -> Any:
     """The reduction of an image of Pillow whose pixels are a buffer; None for all else."""
     kind: Any = type(value)
     if not kind.__module__.startswith("PIL.") or not hasattr(kind, "frombytes"):
         return None
-    reduced = kind.__reduce_ex__(value, 5)
-    state: Any = reduced[2] if len(reduced) > 2 else None
+    alpha = size = data = None
+    if value.mode == "RGB" and 0 not in value.size:
+        # Pillow has four bytes a pixel in memory, and slow loops from and to three.
+        size, data = value.size, value.tobytes("raw", "RGBX")
+        value = _of_one_pixel(value)
+    state: Any = value.__getstate__()
     # Of all images: info, mode, size, palette, pixels; what follows is a subclass's.
     if type(state) not in (list, tuple) or len(state) < 5 or type(state[4]) is not bytes:
         return None
-    pixels: Any = np.asarray(_Writable(np.frombuffer(state[4], np.uint8)))
-    return *reduced[:2], [*state[:4], pickle.PickleBuffer(pixels), *state[5:]], *reduced[3:]
+    if state[3] is not None and value.palette.mode == "RGBA":
+        alpha = bytes(value.getpalette("RGBA"))  # which Pillow's own pickles lose
+    pixels: Any = np.asarray(_Writable(np.frombuffer(data or state[4], np.uint8))).view(_Pixels)
+    if size is None:
+        state = [*state[:4], None, *state[5:]]
+    parts = list(state), size, pickle.PickleBuffer(pixels), alpha
+    return copyreg.__newobj__, (kind,), parts, None, None, _set_image  # type: ignore[attr-defined]
+
+
+class _Pixels(np.ndarray[Any, Any]):
+    """Pixels of an image, which copies them when it is loaded."""
+
+
+def _of_one_pixel(image: Any) -> Any:
+    """An image with all else of another one."""
+    one: Any = object.__new__(type(image))
+    one.__dict__.update(image.__dict__)
+    one.im, one._size = sys.modules["PIL.Image"].core.new(image.mode, (1, 1)), (1, 1)
+    return one
+
+
+def _set_image(image: Any, parts: tuple[Any, ...]) -> None:
+    state, size, pixels, alpha = parts
+    state[4] = pixels if size is None else state[4]
+    image.__setstate__(state)
+    if size is not None:
+        image.im, image._size = sys.modules["PIL.Image"].core.new("RGB", size), size
+        image.frombytes(pixels, "raw", "RGBX")
+    if alpha is not None:
+        image.putpalette(alpha, "RGBA")
 
 
 class _Writable:
@@ -213,12 +259,15 @@ class Packed:
         start = _HEAD.size + _PAIR.size * len(self._buffers)
         end = start + len(self._pickle)
         self._places = []  # in what is written; and in the memory, or -1
+        self._sizes: list[int] = []
         for buffer in self._buffers:
             inside = -1 if placed is None else placed(buffer)
             if (mapped := self._find(buffer)) is not None:
                 inside = (mapped[0] + 1) << _OFFSET_BITS | mapped[1]
             offset = end + -end % _ALIGNMENT
             self._places.append((offset, inside))
+            is_copied = isinstance(buffer.obj, _Pixels)
+            self._sizes.append(buffer.nbytes | is_copied << _COPIED_BIT)
             if inside < 0:
                 end = offset + buffer.nbytes
         self.size = end
@@ -268,8 +317,8 @@ class Packed:
 
     def _head(self, at: int = 0) -> bytes:
         pairs = [
-            _PAIR.pack(at + offset if inside < 0 else inside, buffer.nbytes)
-            for (offset, inside), buffer in zip(self._places, self._buffers, strict=True)
+            _PAIR.pack(at + offset if inside < 0 else inside, size)
+            for (offset, inside), size in zip(self._places, self._sizes, strict=True)
         ]
         return b"".join([_HEAD.pack(0, len(self._buffers), len(self._pickle)), *pairs])
 
@@ -330,12 +379,13 @@ def unpack(
     outside: list[memoryview | bytearray] = []
     for place in range(pairs, start, _PAIR.size):
         offset, size = _PAIR.unpack_from(view, place)
+        is_copied, size = size >> _COPIED_BIT, size & ~(1 << _COPIED_BIT)
         memory, number = view, offset >> _OFFSET_BITS
         if 0 < number <= len(mapped):
             memory, offset = mapped[number - 1], offset & ((1 << _OFFSET_BITS) - 1)
         _check_end(memory, offset + size)
         buffer = memory[offset : offset + size]
-        outside.append(bytearray(buffer) if copy else buffer)
+        outside.append(bytearray(buffer) if copy and not is_copied else buffer)
     return pickle.loads(view[start : start + length], buffers=outside)
 
 

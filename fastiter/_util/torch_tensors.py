@@ -54,10 +54,11 @@ def as_array(tensor: Any) -> npt.NDArray[Any]:
 
 
 def tensor_of(array: npt.NDArray[Any]) -> Any:
-    """An array as a tensor that shares its memory and keeps it alive."""
+    """An array as a tensor that shares its memory and keeps it alive. Read-only tensors do not
+    exist: such an array is copied."""
     import torch
 
-    return torch.from_numpy(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _viewed(array: npt.NDArray[Any], dtype: Any) -> Any:

@@ -14,7 +14,8 @@ import tempfile
 from typing import Any, NamedTuple
 
 from fastiter._clib import status
-from fastiter._fetch.cache_table import CacheTable, start_of
+from fastiter._clib.file_locks import FileLocks
+from fastiter._fetch.cache_table import REPLACING, CacheTable, start_of
 from fastiter._util.warn import warn_caller
 
 _MAGIC = b"fastiter cache 1"
@@ -58,12 +59,12 @@ class OpenedFile(NamedTuple):
     is_filled: bool  # whether it had rows
 
 
-def open_table(
-    path: str, meaning: Meaning, disk: float | None, number: bytes | None = None
-) -> OpenedFile:
+def open_table(path: str, meaning: Meaning, disk: float, number: bytes | None = None) -> OpenedFile:
     """Opens the file of a cache, which is made if there is none. `disk`: its limit in bytes; a
     float is a share of what its file system has free. `number`: that of the only right file."""
-    fd, is_read_only, found = _open(path, meaning, number)
+    if not isinstance(disk, float):
+        _require_index(disk, meaning.length)
+    fd, is_read_only, found = _open(os.path.realpath(path), meaning, number)
     try:
         if meaning != found.meaning:
             raise ValueError(
@@ -107,9 +108,12 @@ def _open(path: str, meaning: Meaning, number: bytes | None) -> tuple[int, bool,
                 return kept, is_read_only, found
             if is_read_only:
                 raise ValueError(f"the cache {path} {found}, and it is read-only")
-            # Whoever has the lock, and finds the same file again, is the one who replaces it.
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
+            # Whoever has the lock, and finds the same file again, is the one who replaces it. It is
+            # no lock that those have who use the file.
+            with (
+                FileLocks(fd, REPLACING + 1, "replacing a cache").alone(REPLACING),
+                contextlib.suppress(FileNotFoundError),
+            ):
                 if os.path.samestat(os.stat(path), os.fstat(fd)):
                     if os.fstat(fd).st_size > 0:
                         warn_caller(f"the cache {path} {found}: it is made anew")
@@ -164,16 +168,15 @@ def _make(path: str, meaning: Meaning, place: Any) -> None:
             os.unlink(temporary)
 
 
-def _table(fd: int, meaning: Meaning, disk: float | None, is_read_only: bool) -> CacheTable:
+def _table(fd: int, meaning: Meaning, disk: float, is_read_only: bool) -> CacheTable:
     start = start_of(meaning.length)
     facts = os.fstat(fd)
     used = facts.st_blocks * 512
-    limit = (1 << 62) if disk is None else disk
+    limit = disk
     if isinstance(limit, float):
         free = os.statvfs(fd)
         limit = used + int(limit * free.f_bavail * free.f_frsize)
-    if limit < start:
-        raise ValueError(f"disk is {limit} bytes, and the index alone takes {start}: raise it")
+        _require_index(limit, meaning.length)
     is_first = False
     if not is_read_only:
         with contextlib.suppress(BlockingIOError):
@@ -186,6 +189,14 @@ def _table(fd: int, meaning: Meaning, disk: float | None, is_read_only: bool) ->
         table.begin(max(facts.st_size, start), facts.st_blocks * 512)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return table
+
+
+def _require_index(limit: float, length: int) -> None:
+    if limit < start_of(length):
+        raise ValueError(
+            f"disk is {limit} bytes, and the index of {length} rows alone takes "
+            f"{start_of(length)}: raise it"
+        )
 
 
 def _is_in_memory(device: int) -> bool:

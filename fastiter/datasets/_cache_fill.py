@@ -6,6 +6,8 @@ import logging
 import multiprocessing.connection
 from typing import Any
 
+import numpy as np
+
 from fastiter._util.arguments import checked_flag, checked_optional_int
 from fastiter._util.cpus import whole_cpus
 from fastiter._workers import start_method
@@ -36,8 +38,8 @@ def _run(cache: Any, rows: Any, n_processes: int, bar: Any) -> None:
     count = min(n_processes, len(rows))
     workers = [
         # No worker waits for another: one that is killed holds no lock.
-        start.context.Process(target=_fill_rows, args=(cache, rows[number::count]), daemon=True)
-        for number in range(count)
+        start.context.Process(target=_fill_rows, args=(cache, part), daemon=True)
+        for part in np.array_split(_in_parts(rows, count), count)
     ]
     try:
         for worker in workers:
@@ -61,6 +63,15 @@ def _run(cache: Any, rows: Any, n_processes: int, bar: Any) -> None:
             f"{len(failed)} of {len(workers)} processes that filled the cache ended with exit code "
             f"{failed[0]}; rows that they have stored stay, and fill() may be called again"
         )
+
+
+def _in_parts(rows: Any, count: int) -> Any:
+    """The rows in another order, part by part: of several calls at once, few fetch the same row at
+    the same time, and each finds what the others have fetched."""
+    size = max(1, min(_PART_ROWS, len(rows) // (_PART_ROWS * count)))
+    parts = np.random.default_rng().permutation(-(-len(rows) // size))
+    places = (parts[:, None] * size + np.arange(size)).ravel()
+    return rows[places[places < len(rows)]]
 
 
 def _fill_rows(cache: Any, rows: Any) -> None:

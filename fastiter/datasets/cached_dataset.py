@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import mmap
 import os
 import re
+import sys
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ from fastiter._ring.stored_fields import fields_of
 from fastiter._stats.cache_stats import CacheStats
 from fastiter._util.arguments import checked_flag, checked_path
 from fastiter._util.context import Closing
+from fastiter._util.torch_tensors import tensor_type
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._cache_files import Meaning, open_table
@@ -27,8 +29,7 @@ __all__ = ["CachedDataset"]
 
 logger = logging.getLogger("fastiter")
 
-_PLAIN, _ARRAYS = 0, 1  # kinds of entries: any example; one whose buffers are those of arrays
-_NUMBERS = (int, float, complex, bool, str, bytes, np.generic, type(None))
+_NO_PICKLE, _FULL = 1, 2  # what is told once, by one of the processes
 _NO_WAY = (
     "a cache in memory has no name, so it travels only through multiprocessing: as an argument of "
     "a Process, through a Queue, Pipe or Pool, or as part of a dataset. A cache in a file (path=) "
@@ -68,7 +69,7 @@ class CachedDataset(Closing, DatasetMixin):
         self.dataset = dataset
         self.path: str | None = None
         self._copies = checked_flag("copy", copy)
-        self._disk: float | None = None
+        self._disk = 0.0
         self._memory: Any = None
         self._limit = 0
         self._number: bytes | None = None
@@ -94,8 +95,6 @@ class CachedDataset(Closing, DatasetMixin):
         self._table: CacheTable | None = None
         self._is_unproven = False  # whether the rows may be another dataset's
         self._error: str | None = None
-        self._map: mmap.mmap | None = None
-        self._told: set[str] = set()
 
     def _open_memory(self, size: float) -> None:
         start = start_of(self._length)
@@ -169,46 +168,23 @@ class CachedDataset(Closing, DatasetMixin):
 
     def _stored(self, table: CacheTable, row: int) -> tuple[Any] | None:
         """The example of a row, in a tuple; None if it has to be fetched."""
-        # Nobody can cut memory without a name, so that it may be mapped.
-        entry = table.read(row, self._copies and self._memory is None)
-        if entry is None:
+        found = table.read(row, not self._copies)
+        if found is None:
             return None
-        word, kind, offset, size, content = entry
-        copies = self._copies or kind != _ARRAYS
-        mapped = None
-        if not copies or self._memory is not None:
-            mapped = self._mapped(table, offset, size)
+        word, content = found
         try:
-            if mapped is not None:
-                example = unpack(mapped, copy=copies)
-                if copies and not table.has(row, word):
-                    return None
-            else:
-                if content is None:
-                    entry = table.read(row)
-                    if entry is None:
-                        return None
-                    content = entry[4]
-                example = unpack(memoryview(content))  # type: ignore[arg-type]
+            example = unpack(content, copy=self._copies and content.readonly)
         except MemoryError:
             raise
         except Exception:  # what damaged bytes make, or a class that is not here
             table.drop(row, word)
             return None
+        if not table.has(row, word):
+            return None  # cleared meanwhile
         if self._is_unproven:
             self._prove(row, example)
         table.count_hit()
         return (example,)
-
-    def _mapped(self, table: CacheTable, offset: int, size: int) -> memoryview | None:
-        """A part of the file; None where a new mapping, for a few more rows, takes longer than a
-        copy."""
-        if self._map is None or len(self._map) < offset + size:
-            grown = os.fstat(table.fd).st_size
-            if self._copies and self._map is not None and grown < 1.25 * len(self._map):
-                return None
-            self._map = mmap.mmap(table.fd, 0, prot=mmap.PROT_READ)
-        return memoryview(self._map)[offset : offset + size]
 
     def _prove(self, row: int, example: Any) -> None:
         """Compares a stored row with the dataset's; ValueError if they differ."""
@@ -240,15 +216,16 @@ class CachedDataset(Closing, DatasetMixin):
         began = time.perf_counter()
         try:
             examples = list(self.dataset.__getitems__(list(rows)))
+            if len(examples) != len(rows):
+                raise ValueError(
+                    f"dataset.__getitems__ returned {len(examples)} examples for {len(rows)} "
+                    "indices"
+                )
         except BaseException:
             for _ in rows:
                 table.count_miss(True, False, (time.perf_counter() - began) / len(rows))
             raise
         seconds = (time.perf_counter() - began) / len(rows)
-        if len(examples) != len(rows):
-            raise ValueError(
-                f"dataset.__getitems__ returned {len(examples)} examples for {len(rows)} indices"
-            )
         for row, example in zip(rows, examples, strict=True):
             self._store(table, row, example, seconds)
         return examples
@@ -265,19 +242,14 @@ class CachedDataset(Closing, DatasetMixin):
                 packed.write_start(memoryview(entry)[start:], 0)  # type: ignore[arg-type]
                 buffers = [(start + at, buffer) for at, buffer in packed.buffers]
             except Exception as error:
-                self._tell("pickle", f"row {row} is not cached, since it does not pickle: {error}")
+                if table.is_first_to_tell(_NO_PICKLE):
+                    logger.warning("row %d is not cached, since it does not pickle: %s", row, error)
             else:
-                kind = _ARRAYS if _holds_arrays(example) else _PLAIN
                 size = start + packed.size
-                is_stored = table.store(row, kind, size, entry, buffers, signature, len(fields))
+                is_stored = table.store(row, size, entry, buffers, signature, len(fields))
         table.count_miss(False, is_stored, seconds)
-        if not is_stored and table.full:
-            self._tell("full", f"the cache is full, and goes on serving: {self.stats()}")
-
-    def _tell(self, what: str, text: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            logger.warning("%s", text)
+        if not is_stored and table.full and table.is_first_to_tell(_FULL):
+            logger.warning("the cache is full, and goes on serving: %s", self.stats())
 
     # ---- the cache
 
@@ -325,8 +297,8 @@ class CachedDataset(Closing, DatasetMixin):
 
     @property
     def is_full(self) -> bool:
-        """Whether the cache does not fill any more, at least for the moment."""
-        return self._opened().full != 0
+        """Whether the cache does not fill any more, at least for the moment, or is read-only."""
+        return self._opened().full != 0 or self._opened().is_private
 
     def missing(self, rows: npt.NDArray[np.int64]) -> list[int]:
         """Rows, of the given int64 (n,), that are not stored."""
@@ -340,12 +312,14 @@ class CachedDataset(Closing, DatasetMixin):
         table = self._opened()
         if not self._copies:
             raise ValueError("clear() would overwrite arrays that copy=False has handed out")
+        if table.is_private:
+            raise ValueError(f"the cache {self.path} is read-only: clear() cannot empty it")
         table.clear()
 
     def close(self) -> None:
         """Close the cache in this process; then reads are a ValueError. A file stays, memory is
         given back with the last object in the last process."""
-        self._table = self._map = None
+        self._table = None
         if self._memory is not None:
             self._memory.close()
 
@@ -361,7 +335,7 @@ class CachedDataset(Closing, DatasetMixin):
 
     def __getstate__(self) -> dict[str, Any]:
         self._opened()
-        own = ("_table", "_is_unproven", "_error", "_map", "_told")
+        own = ("_table", "_is_unproven", "_error")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -410,9 +384,8 @@ def cache(
         the first row that a process finds in a file which was filled before is fetched as well, and
         compared.
     copy : bool
-        False: arrays are read-only views of the cache, in examples that consist of arrays, numbers
-        and texts in tuples, lists and dicts; other examples are copied. No process may shorten the
-        file then.
+        False: the arrays of an example are read-only views of the cache; tensors and all else are
+        copied. No process may shorten the file then.
 
     Returns
     -------
@@ -449,32 +422,35 @@ def _checked_size(name: str, value: Any) -> float:
     return float(match[1]) / 100
 
 
-def _holds_arrays(value: Any) -> bool:
-    """Whether a value consists of arrays, numbers and texts in plain containers."""
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return all(map(_holds_arrays, value))
-    if kind is dict:
-        return all(map(_holds_arrays, value.values()))
-    return kind is np.ndarray or isinstance(value, _NUMBERS)
+def _are_same(stored: Any, fetched: Any) -> bool:
+    """Whether two values are equal in type and content. What is stored has been pickled once."""
+    if type(stored) is not type(fetched):
+        return False
+    if isinstance(stored, (tuple, list)):
+        return len(stored) == len(fetched) and all(map(_are_same, stored, fetched))
+    if isinstance(stored, dict):
+        return list(stored) == list(fetched) and all(
+            map(_are_same, stored.values(), fetched.values())
+        )
+    tensor = tensor_type()
+    if tensor is not None and isinstance(stored, tensor):
+        if stored.requires_grad is not fetched.requires_grad:
+            return False
+        stored, fetched = stored.detach(), fetched.detach()
+        if stored.layout is sys.modules["torch"].strided and not stored.is_quantized:
+            stored, fetched = (each.resolve_conj().resolve_neg() for each in (stored, fetched))
+            stored, fetched = stored.contiguous().clone(), fetched.contiguous().clone()
+    with contextlib.suppress(Exception):
+        if _bytes_of(stored) == _bytes_of(unpack(memoryview(_bytes_of(fetched)))):
+            return True
+    try:  # a set has its items in the order of the process that made it
+        return bool(stored == fetched if tensor is not type(stored) else stored.equal(fetched))
+    except Exception:
+        return False
 
 
-def _are_same(a: Any, b: Any) -> bool:
-    """Whether two values are equal in type and content."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(_are_same, a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(map(_are_same, a.values(), b.values()))
-    if type(a) is np.ndarray and not a.dtype.hasobject:
-        same: bool = a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-        return same
-    try:
-        parts = []
-        for packed in (Packed(a), Packed(b)):
-            parts.append(bytearray(packed.size))
-            packed.write_into(memoryview(parts[-1]), 0)
-    except Exception:  # it pickled before; now it does not
-        return False
-    return parts[0] == parts[1]
+def _bytes_of(value: Any) -> bytearray:
+    packed = Packed(value)
+    memory = bytearray(packed.size)
+    packed.write_into(memoryview(memory), 0)
+    return memory

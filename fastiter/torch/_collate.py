@@ -27,6 +27,7 @@ from fastiter._ring.schema import (
     FLOAT,
     INT,
     LIST,
+    RAGGED,
     SCALAR,
     TEXT,
     TUPLE,
@@ -152,9 +153,27 @@ class ValuesCollate(ColumnsCollate):
         return super().tensors_of(columns)
 
 
+class ExamplesCollate:
+    """``collate_fn=list`` or ``tuple``: the examples themselves. A `BatchConverter`."""
+
+    pads_alone = False
+
+    def __init__(self, container: type[list[Any] | tuple[Any, ...]]) -> None:
+        self._container = container
+
+    def finish(self, rows: RowWriter) -> int:
+        return 0
+
+    def from_columns(self, lease: Lease) -> Any:
+        return self._container(row_reader.read(lease, lease.is_copied, {}))
+
+    def convert(self, examples: list[Any], indices: Any) -> Any:
+        return self._container(examples)
+
+
 def converter_for(
     collate_fn: Any, dataset: Any, tolerates: bool = False
-) -> DefaultCollate | ConcatConverter | None:
+) -> DefaultCollate | ExamplesCollate | ConcatConverter | None:
     """Converter that replaces a ``collate_fn`` over columns; None if it has to be called.
 
     ``tolerates``: whether the other rows of a batch count when some have failed.
@@ -162,6 +181,8 @@ def converter_for(
     concat = concat_of(collate_fn)
     if concat is not None:
         return ConcatConverter(*concat.for_dataset(dataset), tolerates)
+    if collate_fn is list or collate_fn is tuple:
+        return ExamplesCollate(collate_fn)
     if collate_fn is not torch_collate.default_collate:
         return None
     if is_arrow(dataset):
@@ -232,6 +253,8 @@ def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | N
     assert schema is not None
     if isinstance(converter, ConcatConverter):
         return schema if schema.has_ragged_fields or _are_columns(schema, _COLUMNS) else None
+    if isinstance(converter, ExamplesCollate):
+        return schema if _are_columns(schema, {*_COLUMNS, RAGGED}) else None
     if not has_torchs_table():
         return None
     if not _are_columns(schema, _COLUMNS):

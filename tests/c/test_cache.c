@@ -58,7 +58,7 @@ static int store(fi_cache *cache, uint64_t row, uint64_t token, size_t bytes)
     CHECK(!fi_cache_is_place(claim));
     if (!fi_cache_swap(cache, fi_cache_row(row), 0, claim))
         return FI_CACHE_NONE;
-    made.head = (fi_cache_entry){.size = bytes, .kind = 3, .signature = 11, .fields = bytes / 2};
+    made.head = (fi_cache_entry){.size = bytes, .signature = 11, .fields = bytes / 2};
     if (cache->has_sums)
         return fi_cache_store(cache, row, claim, &made.head, FI_CACHE_HEAD + bytes, NULL, 0);
     const fi_cache_part rest = {(char *)made.content + bytes / 3, FI_CACHE_HEAD + bytes / 3, bytes - bytes / 3};
@@ -230,8 +230,7 @@ static void *fill(void *token)
             int rc = store(&shared, row, (uint64_t)(uintptr_t)token, BYTES);
             CHECK(rc == FI_CACHE_FOUND || rc == FI_CACHE_NONE);
             CHECK(read_row(&shared, row) != FI_CACHE_BAD);
-            if (token == (void *)1) /* a view is for one thread */
-                (void)copy_row(&shared, row);
+            (void)copy_row(&shared, row);
         }
     return NULL;
 }

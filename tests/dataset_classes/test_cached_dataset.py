@@ -12,6 +12,8 @@ import math
 import os
 import pickle
 import stat
+import subprocess
+import sys
 import threading
 import warnings
 from typing import Any, NamedTuple
@@ -102,6 +104,8 @@ EXAMPLES = [
     np.array(5),
     np.array([None, "a"], object),
     np.array([(1, 2.0)], [("a", "<i2"), ("b", ">f8")]),
+    np.arange(6).astype(">M8[s]").reshape(2, 3).T,
+    np.zeros((), [("at", ">m8[ns]"), ("n", "<i2")]),
     (np.zeros(3), {"k": [np.ones((2, 2), bool), "t"], 4: ()}),
     Point(np.arange(3), 1),
     collections.OrderedDict(a=1),
@@ -119,7 +123,7 @@ def test_an_example_comes_back_as_it_was(place, copies):
             assert_equal(cached[i], EXAMPLES[i])
         assert dataset.asked == list(range(len(EXAMPLES)))
         stats = cached.stats()
-        assert (stats.rows, stats.hits, stats.misses) == (25, 25, 25)
+        assert stats.rows == stats.hits == stats.misses == len(EXAMPLES)
         assert stats.uncached == stats.failed == stats.lost == stats.damaged == 0
 
 
@@ -134,7 +138,23 @@ def test_tensors_and_images(place):
             assert torch.equal(tensor, torch.arange(4.0)) and tensor.dtype == torch.float32
             assert again.tobytes() == image.tobytes() and again.mode == "RGB"
             tensor += 1
-            assert torch.equal(cached[0][0], torch.arange(4.0))
+            again.putpixel((0, 0), (9, 9, 9))
+            again.load()[1, 1] = (8, 8, 8)
+            assert torch.equal(cached[0][0], torch.arange(4.0)) and cached[0][1] == image
+
+
+def test_views_are_arrays_of_any_example(place):
+    torch = pytest.importorskip("torch")
+    example = Point(
+        np.arange(3), {"t": torch.ones(2, dtype=torch.bfloat16), "own": Own(np.ones(2))}
+    )
+    with fastiter.cache([example], copy=False, **place) as cached:
+        cached[0]
+        hit = cached[0]
+        assert not hit.x.flags.writeable and not hit.y["own"].value.flags.writeable
+        hit.y["t"] += 1
+        assert_equal(cached[0].x, example.x)
+        assert torch.equal(cached[0].y["t"], torch.ones(2, dtype=torch.bfloat16))
 
 
 def test_images_of_all_modes(place):
@@ -144,10 +164,25 @@ def test_images_of_all_modes(place):
     file = io.BytesIO()
     image.save(file, "PNG")
     images = [image.convert(mode) for mode in ("RGB", "L", "1", "P", "RGBA", "CMYK", "F", "I")]
-    images += [image_module.open(file), image_module.new("RGB", (0, 0))]
+    images += [image_module.open(file), image_module.new("RGB", (0, 0)), image.convert("P")]
+    images[-1].putpalette(bytes(range(256)) * 4, "RGBA")
+    image.info["self"] = [image]
     with fastiter.cache(images, **place) as cached:
         for i in [*range(len(images)), *range(len(images))]:
-            assert type(cached[i]) is type(images[i]) and cached[i] == images[i]
+            hit = cached[i]
+            assert type(hit) is type(images[i]) and hit == images[i] and hit.info == images[i].info
+        assert hit.convert("RGBA") == images[-1].convert("RGBA")
+
+
+def test_an_image_of_a_file_keeps_what_its_class_pickles(place):
+    image_module = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    image_module.new("RGB", (9, 7), (1, 2, 3)).save(file, "JPEG", dpi=(72, 72))
+    with fastiter.cache([image_module.open(file)], **place) as cached:
+        loaded = pickle.loads(pickle.dumps(cached[0]))
+        hit = cached[0]
+        assert hit == loaded and hit.info == loaded.info and hit.format == "JPEG"
+        assert vars(hit).keys() == vars(loaded).keys()
 
 
 def test_what_is_returned_is_private(place):
@@ -200,6 +235,17 @@ def test_one_call_for_the_rows_that_miss(place):
     assert_equal(cached.__getitems__([5, 1]), [dataset.examples[i] for i in (5, 1)])
     assert dataset.asked == [[1, 5]]
     assert fastiter.cache([1])[0] == 1
+
+
+def test_a_wrong_number_of_examples_has_failed(place):
+    class Few(Many):
+        def __getitems__(self, indices):
+            return self.examples[:1]
+
+    cached = fastiter.cache(Few(rows_of(5)), **place)
+    with pytest.raises(ValueError, match="1 examples for 2"):
+        cached.__getitems__([1, 2])
+    assert cached.stats().failed == cached.stats().misses == 2
 
 
 def test_errors_are_raised_anew_and_not_stored(place):
@@ -278,6 +324,7 @@ def test_wrong_arguments_are_named(arguments, error, text, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=text):
         fastiter.cache([1, 2], **arguments)
+    assert not os.listdir(tmp_path)
 
 
 def test_a_stream_cannot_be_cached():
@@ -346,6 +393,40 @@ def test_without_a_key_one_row_is_compared(tmp_path):
                 cached[2]
 
 
+EQUAL = r"""
+import sys
+import numpy as np
+import fastiter
+
+class Own:
+    def __init__(self):
+        self.names = {str(i) * 3 for i in range(50)}
+    def __eq__(self, other):
+        return self.names == other.names
+
+examples = [{str(i) * 3 for i in range(50)}, Own(), np.ma.array([1, 2, 3], mask=[0, 1, 0])]
+try:
+    import torch
+except ImportError:
+    pass
+else:
+    examples += [torch.arange(100)[::7], torch.ones(3, requires_grad=True), torch.ones(1).expand(4)]
+for number, example in enumerate(examples):
+    with fastiter.cache([example], path=f"{sys.argv[1]}/{number}") as cached:
+        cached[0]
+        assert cached.stats().hits == int(sys.argv[2])
+"""
+
+
+def test_equal_rows_of_another_program_are_no_error(tmp_path):
+    for hits, seed in enumerate(("1", "7")):  # which decides the order of a set
+        subprocess.run(
+            [sys.executable, "-c", EQUAL, str(tmp_path), str(hits)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+        )
+
+
 @pytest.mark.parametrize("other", [{"key": "v2"}, {"key": b"v1"}, {}, {"dataset": Counted([1])}])
 def test_another_meaning_is_an_error(tmp_path, other):
     path = tmp_path / "cache"
@@ -365,6 +446,34 @@ def test_other_files_are_left_alone(tmp_path):
         with pytest.raises(ValueError, match="not fastiter's"):
             fastiter.cache([1], path=path)
         assert path.read_bytes() == content
+
+
+def test_a_link_stays_a_link(tmp_path):
+    path, target = tmp_path / "link", tmp_path / "file"
+    path.symlink_to(target)
+    with fastiter.cache([1], path=path) as cached:
+        assert cached[0] == 1
+    target.write_bytes(b"")
+    with fastiter.cache([1], path=path) as cached:
+        assert cached[0] == 1
+    assert path.is_symlink() and target.stat().st_size > 1000
+
+
+@pytest.mark.timeout(60)
+def test_a_file_is_made_anew_while_others_have_it_open(tmp_path):
+    path = tmp_path / "file"
+    old = fastiter.cache(Counted(rows_of()), path=path, key=1)
+    list(old[:])
+    with open(path, "r+b") as file:
+        file.seek(30)
+        file.write(b"damage")
+    with pytest.warns(UserWarning, match="made anew"):
+        new = fastiter.cache(Counted(rows_of()), path=path, key=1)
+    assert new.stats().rows == 0 and new[3][1] == 3 and new.stats().rows == 1
+    assert_equal(old[:], rows_of())
+    assert old.stats().hits == 20
+    again = fastiter.cache(Counted(rows_of()), path=path, key=1)
+    assert again.stats().rows == 1 and again[3][1] == 3 and new.stats().hits == 1
 
 
 def test_an_empty_file_counts_as_none(tmp_path):
@@ -409,6 +518,9 @@ def test_a_file_that_cannot_be_opened_for_writing_serves_hits(tmp_path, monkeypa
     with fastiter.cache(dataset, path=path, key=1) as cached:
         assert_equal(cached[:], rows_of())
         assert cached.stats().hits == 10 and cached.stats().uncached == 10
+        with pytest.raises(ValueError, match="read-only"):
+            cached.clear()
+        assert cached.is_full
     assert dataset.asked == list(range(10, 20)) and path.read_bytes() == before
 
 

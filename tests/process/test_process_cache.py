@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import random
@@ -233,6 +234,43 @@ def test_fill_fetches_each_row_once(kind, tmp_path, caplog):
     assert again.misses == N + 1 and again.rows == N - 1
     full = fastiter.cache(Rows(), memory=200_000)
     assert full.fill(2, progress=False).full == "memory"
+
+
+def test_a_full_cache_is_told_by_one_process(tmp_path):
+    handler = logging.FileHandler(tmp_path / "log")
+    logger = logging.getLogger("fastiter")
+    logger.addHandler(handler)
+    try:
+        cached = fastiter.cache(Rows(), memory=200_000)
+        arguments = {"n_processes": 2, "shuffle": True, "context": "fork"}
+        with MultiprocessIterator(cached, 6, **arguments) as iterator:
+            for _ in range(3):
+                epoch(iterator)
+        assert read_all(cached) and cached.stats().full
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "log").read_text().count("full") == 1
+
+
+def fill_rank(path, barrier, queue):
+    cached = fastiter.cache(Rows(0.003), path=path, key=1)
+    barrier.wait()
+    queue.put(cached.fill(2, progress=False))
+
+
+def test_ranks_that_fill_at_once_share_the_work(tmp_path):
+    context = multiprocessing.get_context("fork")
+    barrier, queue = context.Barrier(3), context.Queue()
+    arguments = (tmp_path / "cache", barrier, queue)
+    ranks = [context.Process(target=fill_rank, args=arguments) for _ in range(3)]
+    for rank in ranks:
+        rank.start()
+    stats = [queue.get(timeout=60) for _ in ranks]
+    for rank in ranks:
+        rank.join()
+    assert all(each.rows == N for each in stats)
+    assert max(each.misses for each in stats) <= 2 * N  # 3 * N if each fetched all
 
 
 def test_a_process_that_fills_and_dies_is_told(tmp_path):

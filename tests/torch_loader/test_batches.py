@@ -281,6 +281,29 @@ def test_a_collate_fn_of_ones_own(workers):
     check(dataset, workers=(workers,), batch_size=4, collate_fn=lambda batch: batch)
 
 
+@pytest.mark.parametrize("kind", sorted({*EXAMPLES} - {"gradients"}))
+@pytest.mark.parametrize("container", [list, tuple])
+def test_a_collate_fn_that_returns_the_examples(container, kind):
+    check(
+        Dataset(EXAMPLES[kind]),
+        workers=(2,),
+        batch_size=4,
+        collate_fn=container,
+        persistent_workers=True,
+    )
+
+
+def test_rows_are_used_for_examples_of_any_shape():
+    dataset = Dataset(lambda i: (np.full((i % 5, 2), i), i), 200)
+    loader = DataLoader(dataset, batch_size=5, num_workers=2, collate_fn=list)
+    iterator = iter(loader)
+    batches = [next(iterator) for _ in range(30)]
+    assert planner_of(iterator).has_columns
+    for array, number in (example for batch in batches for example in batch):
+        assert array.shape == (number % 5, 2) and (array == number).all()
+        array[...] = 0  # it is the program's own
+
+
 def joined(batch):
     """The result of a worker's `default_collate`, and whether it has a file of shared memory."""
     whole = torch_data.default_collate(batch)
