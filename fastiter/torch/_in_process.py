@@ -88,6 +88,7 @@ class WholeBatches:
         """The batch of a plan; `_END` where the dataset has ended."""
         request = plan.request
         if request is None:
+            assert plan.indices is not None
             self._keys, seeds, origin = plan.indices.tolist(), plan.seeds, (seed, plan.first, 1)
         else:
             self._keys, seeds, origin = request.keys, request.seeds, request.origin
