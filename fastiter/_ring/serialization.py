@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copyreg
 import functools
-import io
 import os
 import pickle
 import re
@@ -64,16 +63,36 @@ def dumps(
     read-only arrays load writable; `mappings`: arrays in these files are not copied, if
     `buffer_callback` finds them there, too; `reduce` is called first with each object, and
     returns None for an ordinary one."""
+    options = pickler, writable, mappings, reduce
+    return b"".join(_pickled(value, protocol, buffer_callback, *options))
+
+
+class _Parts(list[Any]):
+    """A file of the parts that were written: large bytes among them are the object's own."""
+
+    write = list.append
+
+
+def _pickled(
+    value: object,
+    protocol: int,
+    buffer_callback: Any,
+    pickler: type[pickle.Pickler] = pickle.Pickler,
+    writable: bool = False,
+    mappings: FileMappings | None = None,
+    reduce: Callable[[object], Any] | None = None,
+) -> list[Any]:
+    """What `dumps` returns, in parts, so that large bytes are not copied."""
     kind: Any = pickler  # hashable, which mypy doubts
     tensors = torch_tensors.reducers(None if mappings is None else mappings.whole)
-    file = io.BytesIO()
+    file: Any = _Parts()
     writer: Any = _array_pickler(kind, writable)(file, protocol, buffer_callback=buffer_callback)
     writer.mappings, writer.reduce = mappings, reduce
     if tensors:
         known = getattr(writer, "dispatch_table", copyreg.dispatch_table)
         writer.dispatch_table = {**known, **tensors}
     writer.dump(value)
-    return file.getvalue()
+    return file  # type: ignore[no-any-return]
 
 
 @functools.cache
@@ -251,13 +270,14 @@ class Packed:
         self._buffers: list[memoryview] = []
         self._least = least
         if make is dumps:
-            make = functools.partial(dumps, writable=writable)
-        self._pickle = make(value, 5, self._keep)
+            self._pickle = _pickled(value, 5, self._keep, writable=writable)
+        else:
+            self._pickle = [make(value, 5, self._keep)]
         if writable and any(buffer.readonly for buffer in self._buffers):
             self._buffers.clear()
-            self._pickle = dumps(value, 5, self._keep, writable=True)
-        start = _HEAD.size + _PAIR.size * len(self._buffers)
-        end = start + len(self._pickle)
+            self._pickle = _pickled(value, 5, self._keep, writable=True)
+        self._pickle_bytes = sum(map(len, self._pickle))
+        end = self.start
         self._places = []  # in what is written; and in the memory, or -1
         self._sizes: list[int] = []
         for buffer in self._buffers:
@@ -299,7 +319,7 @@ class Packed:
     def modules(self) -> list[str]:
         """Modules of this process that the pickle names: those needed to load it, and others whose
         names are among its strings."""
-        found = _NAME.findall(memoryview(self._pickle)[:_SEARCHED])
+        found = _NAME.findall(memoryview(b"".join(self._pickle))[:_SEARCHED])
         names = {name.decode() for length, name in found if ord(length) == len(name)}
         loaded = {name for name in names if name in sys.modules}  # no loop: others may import
         return sorted(loaded - {"__main__"})
@@ -313,14 +333,14 @@ class Packed:
     @property
     def start(self) -> int:
         """Bytes before the buffers."""
-        return _HEAD.size + _PAIR.size * len(self._buffers) + len(self._pickle)
+        return _HEAD.size + _PAIR.size * len(self._buffers) + self._pickle_bytes
 
     def _head(self, at: int = 0) -> bytes:
         pairs = [
             _PAIR.pack(at + offset if inside < 0 else inside, size)
             for (offset, inside), size in zip(self._places, self._sizes, strict=True)
         ]
-        return b"".join([_HEAD.pack(0, len(self._buffers), len(self._pickle)), *pairs])
+        return b"".join([_HEAD.pack(0, len(self._buffers), self._pickle_bytes), *pairs])
 
     def write_into(self, view: memoryview, seed: int, at: int = 0) -> None:
         """Writes into a part of a slot that begins `at` an offset; `seed` identifies the place."""
@@ -330,18 +350,19 @@ class Packed:
 
     def write_start(self, view: memoryview, seed: int, at: int = 0) -> None:
         """As `write_into`, without the buffers."""
-        head = self._head(at)
-        start, end = len(head), self.start
-        view[:start] = head
-        view[start:end] = self._pickle
+        end = 0
+        for part in (self._head(at), *self._pickle):
+            start, end = end, end + len(part)
+            view[start:end] = part
         _SUM.pack_into(view, 0, status.checksum(view, _SUM.size, end, seed))
 
     def write_to(self, fd: int) -> None:
         """Writes into a file, from its start on. For new shared memory this takes half the time of
         `write_into`: the kernel allocates and fills each page at once, without a page fault."""
-        head = self._head()
-        _write_at(fd, head, 0)
-        _write_at(fd, self._pickle, len(head))
+        end = 0
+        for part in (self._head(), *self._pickle):
+            _write_at(fd, part, end)
+            end += len(part)
         for offset, buffer in self.buffers:
             _write_at(fd, buffer, offset)
 
