@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the models of the ring and of streams with Spin: every configuration must pass, and every
-# deliberate mistake must be found. check.sh [quick|full] [NAME...]: quick takes a minute and a
-# half, full an hour and 8 GB. Needs spin and a C compiler. WRAP is put before each search.
+# deliberate mistake must be found. check.sh [quick|full] [NAME...]: quick takes a minute,
+# full an hour and 8 GB. Needs spin and a C compiler. WRAP is put before each search.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=$here/ring.pml
@@ -87,7 +87,7 @@ holds full ends "-DBATCHES=1 -DLEASES=0" "$live" "$fair"
 holds full ends-death "-DBATCHES=1 -DB=1 -DDEATHS=1 -DREPLACED=1 -DLEASES=0" "$live" "$fair"
 
 # A worker that stops for ever and takes no signal, or that is taken for one: its batch moves.
-holds quick frozen "-DBATCHES=1 -DB=1 -DFROZEN=1 -DLEASES=0"
+holds full frozen "-DBATCHES=1 -DB=1 -DFROZEN=1 -DLEASES=0"
 holds full abandoned-early "-DBATCHES=1 -DB=1 -DEARLY=1 -DLEASES=0"
 holds full abandoned-death "-DBATCHES=1 -DB=1 -DEARLY=1 -DDEATHS=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
 holds full frozen-two-batches "-DBATCHES=2 -DS=3 -DB=1 -DFROZEN=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
@@ -102,7 +102,7 @@ holds full hedged-death "$hedge -DHEDGES=1 -DDEATHS=1 -DREPLACED=1" "-DSAFETY -D
 holds full hedged-reset "$hedge -DHEDGES=1 -DRESETS=1" "-DSAFETY -DNOCLAIM -DHC4"
 holds full hedged-frozen "$hedge -DHEDGES=1 -DFROZEN=1" "-DSAFETY -DNOCLAIM -DHC4"
 # A row is taken from a worker that takes too long to fetch it, before that worker has ended.
-holds quick taken "$hedge -DTAKES=1"
+holds full taken "$hedge -DTAKES=1"
 holds full taken-hedged "$hedge -DHEDGES=1 -DTAKES=1" "-DSAFETY -DNOCLAIM -DHC4"
 holds full taken-death "$hedge -DTAKES=1 -DDEATHS=1 -DREPLACED=1" "-DSAFETY -DNOCLAIM -DHC4"
 holds full taken-frozen "$hedge -DTAKES=1 -DFROZEN=1" "-DSAFETY -DNOCLAIM -DHC4"

@@ -82,7 +82,7 @@ def _pickled(
     mappings: FileMappings | None = None,
     reduce: Callable[[object], Any] | None = None,
 ) -> list[Any]:
-    """What `dumps` returns, in parts, so that large bytes are not copied."""
+    """Parts of the result of `dumps`, so that large bytes are not copied."""
     kind: Any = pickler  # hashable, which mypy doubts
     tensors = torch_tensors.reducers(None if mappings is None else mappings.whole)
     file: Any = _Parts()

@@ -254,12 +254,24 @@ def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | N
     if isinstance(converter, ConcatConverter):
         return schema if schema.has_ragged_fields or _are_columns(schema, _COLUMNS) else None
     if isinstance(converter, ExamplesCollate):
-        return schema if _are_columns(schema, {*_COLUMNS, RAGGED}) else None
+        is_plain = _are_columns(schema, {*_COLUMNS, RAGGED}) and all(map(_is_contiguous, examples))
+        return schema if is_plain else None
     if not has_torchs_table():
         return None
     if not _are_columns(schema, _COLUMNS):
         schema = derive_tree(examples, rows)
     return schema if schema is not None and _holds_tensors(schema, {*_COLUMNS, TEXT}) else None
+
+
+def _is_contiguous(value: Any) -> bool:
+    """Whether all arrays and tensors of an example lie in memory as columns hold them."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_contiguous, value))
+    if isinstance(value, dict):
+        return all(map(_is_contiguous, value.values()))
+    if isinstance(value, torch.Tensor):
+        return value.is_contiguous()
+    return not isinstance(value, np.ndarray) or value.flags.c_contiguous
 
 
 def _holds_tensors(schema: Schema, kinds: set[int]) -> bool:

@@ -205,6 +205,7 @@ def compare_and_render(results, tmp_path):
     assert "| W7: 2 ms of waiting per example, 8 workers |" in render.markdown(results)
 
 
+@pytest.mark.stress
 def test_a_run_measures_every_row_and_can_be_compared(results, tmp_path):
     rows = rows_of(results, "pipelines", "W7")
     loader = "fastiter.mp-torch-loader"

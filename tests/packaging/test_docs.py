@@ -120,10 +120,17 @@ IMPORTED = "import multiprocessing\n\nmultiprocessing.set_start_method('forkserv
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_program_runs(program: Program, tmp_path: Path) -> None:
     skip_without_packages(program)
-    has_processes = "MultiprocessIterator(" in program.source and "chainer" not in program.source
-    printed = run((IMPORTED if has_processes else "") + program.source, tmp_path)
+    printed = run(program.source, tmp_path)
     # A program that prints the statistics shows the speed.
     assert "print(batches.stats())" not in program.source or "examples/s" in printed
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_program_runs_where_workers_import_it(program: Program, tmp_path: Path) -> None:
+    skip_without_packages(program)
+    if "MultiprocessIterator(" in program.source and "chainer" not in program.source:
+        run(IMPORTED + program.source, tmp_path)
 
 
 def test_the_tutorial_typed_from_its_first_line_to_its_last(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ CEILINGS = {
     "_fetch": 4_860,
     "_order": 2_090,
     "_plan": 1_870,
-    "_ring": 4_210,
+    "_ring": 4_230,
     "_stats": 1_490,
     "_threads": 1_440,
     "_util": 1_120,
