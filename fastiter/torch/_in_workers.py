@@ -366,7 +366,8 @@ class WorkersIterator(LoaderIterator):
     def _copy_ahead(self) -> None:
         assert self._copies is not None
         if self._planner.in_order:
-            self._copies.begin_ahead(self._executor, self._planner)
+            are_collated = self._converter is not None
+            self._copies.begin_ahead(self._executor, self._planner, are_collated)
 
     # ---- state
 

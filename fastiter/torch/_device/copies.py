@@ -103,25 +103,26 @@ class DeviceCopies:
         except TypeError:  # its own method takes a device alone
             return leaf.to(self.device)
 
-    def begin_ahead(self, executor: Any, plans: PlanQueue) -> None:
-        """Begin to copy the first batches that workers have completed."""
+    def begin_ahead(self, executor: Any, plans: PlanQueue, are_collated: bool) -> None:
+        """Begin to copy the first batches that workers have completed. ``are_collated``: a list of
+        shared rows is a batch, and no examples about which the policy has to decide."""
         if self.device.type != "cuda":
             return
         executor.start(plans)  # none may be under way, where those ahead are complete
         for plan in [*plans.plans]:
             if plan.outcome is not None:
-                self._begin_of(plan)
+                self._begin_of(plan, are_collated)
         while sum(plan.outcome is not None for plan in plans.plans) < self._most:
             plan = executor.ready(plans)
             if plan is None:
                 return
-            self._begin_of(plan)
+            self._begin_of(plan, are_collated)
 
-    def _begin_of(self, plan: Plan) -> None:
+    def _begin_of(self, plan: Plan, are_collated: bool) -> None:
         """Begin to copy the batch that is a plan's outcome, if nothing is to be decided first."""
         outcome = plan.outcome
         if plan.request is None:
-            if type(outcome) is not list and _is_batch(outcome):
+            if (are_collated or type(outcome) is not list) and _is_batch(outcome):
                 plan.outcome = self.begin(outcome)
         elif type(outcome) is list:
             (reply,) = outcome
