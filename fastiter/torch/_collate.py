@@ -271,7 +271,7 @@ def _is_contiguous(value: Any) -> bool:
         return all(map(_is_contiguous, value.values()))
     if isinstance(value, torch.Tensor):
         return value.is_contiguous()
-    return not isinstance(value, np.ndarray) or value.flags.c_contiguous
+    return not isinstance(value, np.ndarray) or bool(value.flags.c_contiguous)
 
 
 def _holds_tensors(schema: Schema, kinds: set[int]) -> bool:
