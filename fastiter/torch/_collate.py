@@ -270,7 +270,7 @@ def _is_contiguous(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_contiguous, value.values()))
     if isinstance(value, torch.Tensor):
-        return value.is_contiguous()
+        return bool(value.is_contiguous())
     return not isinstance(value, np.ndarray) or bool(value.flags.c_contiguous)
 
 
