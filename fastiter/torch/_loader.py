@@ -55,7 +55,7 @@ from fastiter.torch._state import (
     program_state,
     unbegun_state,
 )
-from fastiter.torch._statistics import Told
+from fastiter.torch._statistics import LoaderReports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,7 @@ def _torch_takes_in_order() -> bool:  # since 2.6
     return "in_order" in inspect.signature(torch.utils.data.DataLoader).parameters
 
 
-class DataLoader(Told, torch.utils.data.DataLoader[_T_co]):
+class DataLoader(LoaderReports, torch.utils.data.DataLoader[_T_co]):
     """torch's `DataLoader`: the same batches, from faster workers, and with a state.
 
     Arguments, attributes, errors and the shuffle order of a seed are the same as torch's; see

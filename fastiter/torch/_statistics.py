@@ -173,7 +173,7 @@ class Iterations:
         return {**traces}
 
 
-class Told:
+class LoaderReports:
     """Base of a loader: the examples of its batches, statistics and traces, between iterations and
     while one is under way."""
 
