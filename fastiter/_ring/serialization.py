@@ -49,50 +49,41 @@ _SEARCHED = 4 << 20  # bytes of a pickle
 _WRITTEN_AT_ONCE = 16 << 20  # bytes; between two of them Ctrl-C is heard
 
 
-def dumps(
+def dump(
     value: object,
-    protocol: int,
+    file: Any,
     buffer_callback: Any,
     pickler: type[pickle.Pickler] = pickle.Pickler,
     writable: bool = False,
     mappings: FileMappings | None = None,
     reduce: Callable[[object], Any] | None = None,
-) -> bytes:
-    """Pickles an object as `pickle.dumps` does, but torch's tensors as arrays, and all arrays in
+) -> None:
+    """Pickles an object as `pickle.dump` does, but torch's tensors as arrays, and all arrays in
     their byte order. `pickler`: the class to use instead of `pickle.Pickler`; `writable`:
     read-only arrays load writable; `mappings`: arrays in these files are not copied, if
     `buffer_callback` finds them there, too; `reduce` is called first with each object, and
     returns None for an ordinary one."""
-    options = pickler, writable, mappings, reduce
-    return b"".join(_pickled(value, protocol, buffer_callback, *options))
+    kind: Any = pickler  # hashable, which mypy doubts
+    tensors = torch_tensors.reducers(None if mappings is None else mappings.whole)
+    writer: Any = _array_pickler(kind, writable)(file, 5, buffer_callback=buffer_callback)
+    writer.mappings, writer.reduce = mappings, reduce
+    if tensors:
+        known = getattr(writer, "dispatch_table", copyreg.dispatch_table)
+        writer.dispatch_table = {**known, **tensors}
+    writer.dump(value)
+
+
+def dumps(value: object, buffer_callback: Any = None, **options: Any) -> bytes:
+    """As `dump`, into bytes."""
+    parts = _Parts()
+    dump(value, parts, buffer_callback, **options)
+    return b"".join(parts)
 
 
 class _Parts(list[Any]):
     """A file of the parts that were written: large bytes among them are the object's own."""
 
     write = list.append
-
-
-def _pickled(
-    value: object,
-    protocol: int,
-    buffer_callback: Any,
-    pickler: type[pickle.Pickler] = pickle.Pickler,
-    writable: bool = False,
-    mappings: FileMappings | None = None,
-    reduce: Callable[[object], Any] | None = None,
-) -> list[Any]:
-    """Parts of the result of `dumps`, so that large bytes are not copied."""
-    kind: Any = pickler  # hashable, which mypy doubts
-    tensors = torch_tensors.reducers(None if mappings is None else mappings.whole)
-    file: Any = _Parts()
-    writer: Any = _array_pickler(kind, writable)(file, protocol, buffer_callback=buffer_callback)
-    writer.mappings, writer.reduce = mappings, reduce
-    if tensors:
-        known = getattr(writer, "dispatch_table", copyreg.dispatch_table)
-        writer.dispatch_table = {**known, **tensors}
-    writer.dump(value)
-    return file  # type: ignore[no-any-return]
 
 
 @functools.cache
@@ -251,7 +242,7 @@ def _as_memmap(
 class Packed:
     """An object ready to be written into `size` bytes of memory.
 
-    Buffers of at least `least` bytes are stored beside the pickle, which `make` makes, as `dumps`
+    Buffers of at least `least` bytes are stored beside the pickle, which `make` makes, as `dump`
     does. With `writable`, read-only arrays load writable, as arrays in columns do. `placed` returns
     the offset at which a buffer already lies in the shared memory, so that it is not copied, or -1.
     Buffers in `mappings` are not copied either.
@@ -261,7 +252,7 @@ class Packed:
         self,
         value: object,
         least: int = 0,
-        make: Callable[[object, int, Any], bytes] = dumps,
+        make: Callable[..., None] = dump,
         writable: bool = True,
         placed: Callable[[memoryview], int] | None = None,
         mappings: FileMappings | None = None,
@@ -269,13 +260,8 @@ class Packed:
         self._mappings = mappings
         self._buffers: list[memoryview] = []
         self._least = least
-        if make is dumps:
-            self._pickle = _pickled(value, 5, self._keep, writable=writable)
-        else:
-            self._pickle = [make(value, 5, self._keep)]
-        if writable and any(buffer.readonly for buffer in self._buffers):
-            self._buffers.clear()
-            self._pickle = _pickled(value, 5, self._keep, writable=True)
+        self._pickle = _Parts()
+        make(value, self._pickle, self._keep, writable=writable)
         self._pickle_bytes = sum(map(len, self._pickle))
         end = self.start
         self._places = []  # in what is written; and in the memory, or -1

@@ -27,7 +27,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from fastiter._ring.file_mappings import FileMappings, MappedFile
-from fastiter._ring.serialization import Packed, dumps, unpack
+from fastiter._ring.serialization import Packed, dump, dumps, unpack
 from fastiter._util.torch_tensors import shared_address
 from fastiter._workers.shm_image import Image, map_file
 
@@ -87,7 +87,7 @@ class Shared(Generic[T]):
         value: T,
         what: str,
         remedy: str,
-        make: Callable[..., bytes] = dumps,
+        make: Callable[..., None] = dump,
         mappings: FileMappings | None = None,
     ) -> Shared[T]:
         """A handle whose memory is still to be filled, by `write`. The value is pickled now, except
@@ -379,7 +379,7 @@ def _reserve(job: WithImage, remedy: str, pickler: type[pickle.Pickler]) -> Shar
     for probes in (False, True):
         mappings = FileMappings(_BUFFER_BYTES)
         reduce = StartReducer(mappings, probes)
-        make = functools.partial(dumps, pickler=pickler, mappings=mappings, reduce=reduce)
+        make = functools.partial(dump, pickler=pickler, mappings=mappings, reduce=reduce)
         try:
             return Shared.reserve(job, job.image, remedy, make, mappings)
         except RuntimeError as error:
@@ -422,7 +422,7 @@ def _pickles(value: object) -> bool:
     try:
         with packing():
             reduce = StartReducer(mappings, probes=True)
-            dumps(value, 5, lambda buffer: None, mappings=mappings, reduce=reduce)
+            dumps(value, lambda buffer: None, mappings=mappings, reduce=reduce)
     except Exception:
         return False
     return True

@@ -309,7 +309,7 @@ def _column(kind: Any, values: Sequence[Any]) -> Column:
 
 def _pickle(value: Any) -> bytes:
     try:
-        return dumps(value, 5, None)
+        return dumps(value)
     except Exception as error:
         raise TypeError(
             f"a value of type {type(value).__qualname__} can be neither packed nor pickled: {error}"

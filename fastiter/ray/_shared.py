@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from fastiter._ring.serialization import dumps
+from fastiter._ring.serialization import dump
 from fastiter._workers.shared_object import Shared, reserve_file
 
 _CELL_BYTES = 16 << 20  # of addresses: pages come as they are written
@@ -52,7 +52,7 @@ class Cell:
 
 def image_of(dataset: Any, worker_init: Any) -> Shared[Any]:
     """The image of a dataset for all nodes. Definitions of the main module travel by value."""
-    make = functools.partial(dumps, pickler=ray.cloudpickle.CloudPickler)
+    make = functools.partial(dump, pickler=ray.cloudpickle.CloudPickler)
     module = sys.modules["__main__"]
     if module.__name__ != "__main__":  # of a process that multiprocessing has spawned
         ray.cloudpickle.register_pickle_by_value(module)

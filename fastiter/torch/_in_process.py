@@ -184,7 +184,7 @@ class InProcessIterator(LoaderIterator):
         self._batches = WholeBatches(self, state)
         self._executor = CallerExecutor(self._batches, self._policy, False, (0, 0))
         self._sampler_iter.n_states = 2  # of a batch that an interrupt has left
-        self._planner.has_columns = self._sampler_iter.has_order and not self._is_iterable
+        self._planner.by_indices = self._sampler_iter.has_order and not self._is_iterable
         self._set_seeds()
         if resume is not None and self._is_iterable and not resume.has_worker_state:
             n_keys = self._sampler_iter.first[1]

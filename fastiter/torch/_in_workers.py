@@ -183,7 +183,7 @@ class WorkersIterator(LoaderIterator):
         pool.ring.set_hedge(loader.hedge or 0.0)
         plain = plain_columns(self._dataset) if self._planner.rows else None
         if plain is not None and plain.is_arrow:
-            self._planner.has_columns = pool.use_columns(plain)
+            self._planner.by_indices = pool.use_columns(plain)
         if self._pin_memory:
             pool.ring.registration = pinned_slots(pool.ring.arena)
         return pool
@@ -220,7 +220,7 @@ class WorkersIterator(LoaderIterator):
         pool = self._executor.pool
         if pool is None or pool.closed:  # it ended by an error, or was closed
             self._planner.epoch = -1
-            self._planner.has_columns = False
+            self._planner.by_indices = False
             self._n_spilled = 0
             self._timer = Timer()
             self._counted = loader._iterations.begin(self, self._timer)
@@ -272,9 +272,9 @@ class WorkersIterator(LoaderIterator):
             if reply.is_end or asks_state(plan):
                 plan.progress = after
                 return None
-            if reply.schema is not None and not plans.has_columns:
+            if reply.schema is not None and not plans.by_indices:
                 pool.ring.use_schema(reply.schema)
-                plans.has_columns = pool.ring.schema is not None
+                plans.by_indices = pool.ring.schema is not None
             reply = reply.batch
             if isinstance(reply, Failure):
                 if type(reply) is not AllSkipped:

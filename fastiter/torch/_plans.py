@@ -69,7 +69,8 @@ class Plans(TurnPlanQueue):
         self.in_order = in_order
         self.is_batched = is_batched
         self.shares_rows = False  # whether all workers fetch rows of a batch
-        self.has_columns = False  # whether batches are planned by indices, as rows fit into columns
+        # Whether batches are planned by indices: rows fit into columns, or an order is known.
+        self.by_indices = False
         self.n_schemas = min(1, rows)  # times that columns were wanted
         self.epoch = 0
         self.wants_state = False
@@ -97,7 +98,7 @@ class Plans(TurnPlanQueue):
         self.counts_rows = keys.counts_rows
         n_asked = 0 if asks_first else self.n_workers
         n_schemas = self.n_schemas
-        if not self.has_columns and n_schemas < _MOST_SCHEMAS:  # the answer may not have come
+        if not self.by_indices and n_schemas < _MOST_SCHEMAS:  # the answer may not have come
             n_schemas = max(0, n_schemas - 1)
         self.restart(start._replace(n_asked=n_asked, n_schemas=n_schemas), progress)
 
@@ -124,7 +125,7 @@ class Plans(TurnPlanQueue):
             seeds = self.keys.seeds(self.example_seed, number, first, keys)
         epoch, place = self.keys.origin(number, first)
         rows = None
-        if self.shares_rows or self.has_columns:
+        if self.shares_rows or self.by_indices:
             rows = index_array(keys if self.is_batched else [keys], self.rows)
         state = PlanCounts(  # takes half the time of `_replace`
             number + 1,
@@ -172,7 +173,7 @@ class Plans(TurnPlanQueue):
 
     def ask_schema(self) -> None:
         """Have the worker of the next batch report columns into which the rows would fit."""
-        self.has_columns = False
+        self.by_indices = False
         self.order = None
         self.n_schemas = min(self.n_schemas + 1, _MOST_SCHEMAS)
 

@@ -334,7 +334,7 @@ def test_a_stream_cannot_be_cached():
 
 def test_a_cache_in_memory_does_not_travel_to_another_machine():
     with pytest.raises(TypeError, match="path="):  # as an iterator with workers on a cluster packs
-        dumps([fastiter.cache([1])], 5, None)
+        dumps([fastiter.cache([1])])
 
 
 def test_a_cache_in_memory_does_not_pickle():

@@ -165,7 +165,7 @@ def test_columns_are_used():
         iterator = iter(loader)
         for _ in range(30):
             next(iterator)
-        assert planner_of(iterator).has_columns, kind
+        assert planner_of(iterator).by_indices, kind
 
 
 def test_random_numbers_are_those_of_torchs_workers():
@@ -298,7 +298,7 @@ def test_rows_are_used_for_examples_of_any_shape():
     loader = DataLoader(dataset, batch_size=5, num_workers=2, collate_fn=list)
     iterator = iter(loader)
     batches = [next(iterator) for _ in range(30)]
-    assert planner_of(iterator).has_columns
+    assert planner_of(iterator).by_indices
     for array, number in (example for batch in batches for example in batch):
         assert array.shape == (number % 5, 2) and (array == number).all()
         array[...] = 0  # it is the program's own
@@ -370,7 +370,7 @@ def test_concat_examples_pads_in_place():
     iterator = iter(DataLoader(dataset, batch_size=8, collate_fn=collate_fn, num_workers=2))
     for _ in range(20):
         next(iterator)
-    assert planner_of(iterator).has_columns
+    assert planner_of(iterator).by_indices
 
 
 class Registered:
