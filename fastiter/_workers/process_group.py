@@ -141,8 +141,8 @@ class WorkerGroup:
     def _open(self, lifts: bool) -> None:
         with status.HandlersDeferred(), fds.lock():
             self._open_shared()
+        start_method.require_guard(self._start)
         if self._method != "fork":
-            start_method.require_guard(self._start)
             self._prepare(self._start)
         if self._method == "fork" and not self._start.is_safe:
             start_method.warn_of_fork(self._job.names.values(), self._start.caller)

@@ -41,9 +41,16 @@ _warned = False  # whether this program was warned of an unsafe fork
 class Caller(NamedTuple):
     """The code that starts workers, in words for the advice in messages."""
 
-    context: str = "context"  # its argument that takes the start method
+    context: str = "context"  # its argument that takes the start method, if it has one
     early: str = "iterator.start()"  # the call that starts the workers
     instead: str = "use threads (MultithreadIterator)"  # what needs no worker processes
+
+    @property
+    def forks(self) -> str:
+        """How to have the workers forked."""
+        if not self.context:
+            return "call multiprocessing.set_start_method('fork') before"
+        return f"pass {self.context}='fork'"
 
 
 class Start(NamedTuple):
@@ -212,16 +219,16 @@ def main_is_importable() -> bool:
 
 
 def require_guard(start: Start) -> None:
-    """RuntimeError if workers, which import the main module, would run its present line, too."""
-    tree = _main_tree() if _is_imported_by_workers() else None
+    """RuntimeError if workers that import the main module would run its present line, too."""
+    imports = start.method != "fork" and _is_imported_by_workers()
+    tree = _main_tree() if imports else None
     line = None if tree is None else _unguarded_line(tree, _GUARDS)
     if line is not None:
         raise RuntimeError(
             f"worker processes are started by line {line} of {_main_file()}, which has no guard: "
-            f"under {start.caller.context}={start.method!r} each worker imports this file, and "
-            "would run that line, too. Put the program's code under "
-            "if __name__ == '__main__':, or pass "
-            f"{start.caller.context}='fork', or {start.caller.instead}"
+            f"workers that start by {start.method!r} import this file, and would run that line, "
+            "too. Put the program's code under if __name__ == '__main__':, or "
+            f"{start.caller.forks}, or {start.caller.instead}"
         )
 
 

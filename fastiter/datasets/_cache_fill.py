@@ -14,7 +14,7 @@ from fastiter._workers import start_method
 
 logger = logging.getLogger("fastiter")
 
-_CALLER = start_method.Caller(early="cache.fill()", instead="read each row in a loop")
+_CALLER = start_method.Caller("", "cache.fill()", instead="read each row in a loop")
 _PART_ROWS = 64  # rows that a worker asks for at a time, where the dataset has __getitems__
 _LOOK_SECONDS = 0.2  # between two looks at the counts
 

@@ -6,12 +6,13 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import signal
 import time
 
 import numpy as np
 import pytest
-from outside import wait_until
+from outside import run_script, wait_until
 
 import fastiter
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator
@@ -234,6 +235,26 @@ def test_fill_fetches_each_row_once(kind, tmp_path, caplog):
     assert again.misses == N + 1 and again.rows == N - 1
     full = fastiter.cache(Rows(), memory=200_000)
     assert full.fill(2, progress=False).full == "memory"
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_fill_in_a_program_without_a_main_guard(tmp_path, method):
+    """Only workers that import the program need one."""
+    source = f"""
+import multiprocessing
+import fastiter
+from examples_of import Blocks
+
+multiprocessing.set_start_method({method!r})
+print(fastiter.cache(Blocks(20), memory=1 << 24).fill(2, progress=False).rows)
+"""
+    status, out, err = run_script(tmp_path, source)
+    if method == "fork":
+        assert (status, out, err) == (0, "20\n", "")
+    else:
+        assert (status, out) == (1, "")
+        told = r"line 7 of .*__name__ == '__main__':, or call multiprocessing.set_start_method"
+        assert re.search(told, err)
 
 
 def test_a_full_cache_is_told_by_one_process(tmp_path):
