@@ -139,7 +139,7 @@ cdef class SampleWriter(SlotWriter):
 
     cdef int pack(self, object sample) except -1:
         cdef list buffers = []
-        cdef bytes pickled = dumps(sample, buffers.append)
+        cdef bytes pickled = dumps(sample, 5, buffer_callback=buffers.append)
         if buffers:
             return self.end.pack_row(Packed(sample), self.reader.rows, FI_PACKED_EXAMPLE)
         # The same without `Packed`, which takes longer than the pickle of a small sample.
