@@ -16,7 +16,7 @@ from torch.utils.data import _DatasetKind
 from fastiter._fetch.dataset_access import is_stateful, row_groups_of
 from fastiter._plan.state import SkipState
 from fastiter._stats.autotune import MOST_PREFETCH, first_workers
-from fastiter._util.arguments import checked_int, checked_seconds
+from fastiter._util.arguments import checked_flag, checked_int, checked_seconds
 from fastiter._util.cpus import usable_cpus
 from fastiter._workers.start_method import SAFE
 from fastiter.datasets.arrow_dataset import table_source
@@ -256,8 +256,8 @@ persistent_workers, pin_memory_device, in_order
         )
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self.seed_examples = seed_examples
-        if seed_examples and isinstance(dataset, torch.utils.data.IterableDataset):
+        self.seed_examples = checked_flag("seed_examples", seed_examples)
+        if self.seed_examples and isinstance(dataset, torch.utils.data.IterableDataset):
             raise ValueError(
                 "seed_examples=True needs a dataset with __getitem__, not an IterableDataset: seed "
                 "the generators in its __iter__"
@@ -275,8 +275,8 @@ persistent_workers, pin_memory_device, in_order
                 self._check_shared_rows(f"{name}={getattr(self, name)}")
         if self.adjusts_workers:
             self._check_shared_rows("num_workers='auto'")
-        self.return_indices = return_indices
-        if return_indices and isinstance(dataset, torch.utils.data.IterableDataset):
+        self.return_indices = checked_flag("return_indices", return_indices)
+        if self.return_indices and isinstance(dataset, torch.utils.data.IterableDataset):
             raise ValueError(
                 "return_indices=True needs a dataset with __getitem__: the examples of an "
                 "IterableDataset have no index"

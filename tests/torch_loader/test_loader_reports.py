@@ -134,6 +134,12 @@ def test_iterables_have_no_indices(num_workers):
         DataLoader(Counted(), 4, return_indices=True)
 
 
+@pytest.mark.parametrize("name", ["return_indices", "seed_examples"])
+def test_flags_are_true_or_false(name):
+    with pytest.raises(TypeError, match=f"{name} must be True or False, not 'no'"):
+        DataLoader(Numbers(), 4, **{name: "no"})
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", [*OPTIONS, "iterable"])
 def test_statistics_count_all_iterations(kind, num_workers):
