@@ -177,11 +177,23 @@ class WorkerProcess:
         of Python and of C libraries do) without a time limit. Only another thread of the same
         process can end such a wait, and all of them wait. False if the system does not report it.
         """
-        waits, now = self._endless_waits(), status.now()
+        return self._waited(self._endless_waits()) > _WAITS_SECONDS
+
+    def waited_in_start(self) -> float:
+        """Seconds between this look at its main thread and an earlier one, if that has waited since
+        without a pause, for whatever it be."""
+        waits = {}
+        with contextlib.suppress(OSError):
+            facts = Path(f"/proc/{self.pid}/status").read_bytes()
+            if b"\nState:\tS" in facts:
+                waits = {str(self.pid): _pauses(facts)}
+        return self._waited(waits)
+
+    def _waited(self, waits: dict[str, bytes]) -> float:
+        now = status.now()
         if not waits or waits != self._waits:
             self._waits, self._waits_since = waits, now
-            return False
-        return now - self._waits_since > _WAITS_SECONDS
+        return now - self._waits_since
 
     def _endless_waits(self) -> dict[str, bytes]:
         """System call and number of waits of each waiting thread; {} if a thread may go on."""
@@ -194,10 +206,7 @@ class WorkerProcess:
                 call = Path(folder, "syscall").read_bytes()
                 if not _is_endless_wait(call):
                     return {}
-                # Behind this word come counts of all waits, and of other pauses.
-                waits[task] = (
-                    call + Path(folder, "status").read_bytes().partition(b"\nvoluntary")[2]
-                )
+                waits[task] = call + _pauses(Path(folder, "status").read_bytes())
             return waits
         return {}
 
@@ -234,6 +243,11 @@ class WorkerProcess:
         """Closes what belongs to it here."""
         fds.close((self.pidfd, self.stacks, self.number_pipe))
         self.pidfd = self.stacks = self.number_pipe = -1
+
+
+def _pauses(facts: bytes) -> bytes:
+    """Of a thread's status: how often it has waited, and has been held up otherwise."""
+    return facts.partition(b"\nvoluntary")[2]
 
 
 def _is_endless_wait(call: bytes) -> bool:

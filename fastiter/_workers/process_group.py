@@ -27,7 +27,6 @@ from fastiter._workers import forkserver, start_method, thread_limits
 from fastiter._workers.main import Descriptor, Job, WorkerArguments
 from fastiter._workers.process import (
     NO_STACK,
-    WAITS,
     WorkerProcess,
     own_frames,
     require_directory,
@@ -47,7 +46,7 @@ logger = logging.getLogger("fastiter")
 #: runs, is ready to run, or waits for a disk or for memory does not count.
 HUNG_SECONDS = 0.1
 _MOST_FORKS = 4  # forks in a row of one worker that may wait for a lock that nothing releases
-_HUNG_STACK_SECONDS = 0.2
+_HUNG_STACK_SECONDS = 0.5
 _STARTS_SECONDS = 2.0  # for all that `await_starts` waits for
 _STARTS_PAUSE = 0.002
 #: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
@@ -456,8 +455,10 @@ class WorkerGroup:
             if not worker.allowed:  # an interrupt came before
                 self._allow_start(worker)
             seconds = status.now() - worker.allowed
-            if worker.is_forked and seconds > HUNG_SECONDS * 2 ** self._hung[worker.number]:
-                if worker.state() == WAITS and not worker.is_dead():
+            limit = HUNG_SECONDS * 2 ** self._hung[worker.number]
+            if worker.is_forked and worker.waited_in_start() > limit:
+                # Asked after that look: else it may have begun, and have waited for work.
+                if not self._has_begun(worker) and not worker.is_dead():
                     hung.append(worker)
             elif seconds > IMPORT_SECONDS and not worker.is_late:
                 worker.is_late = True

@@ -20,6 +20,8 @@ from inside import pids_of, ring_of, slots_of
 from outside import in_child, is_alive, later, run_script, wait_until
 
 from fastiter import MultiprocessIterator
+from fastiter._workers.process import WorkerProcess
+from fastiter._workers.process_group import WorkerGroup
 
 HEAD = """
 import gc, os, sys, time
@@ -312,7 +314,7 @@ def run(number):
             Blocks(12), 3, n_processes=2, shuffle=False, repeat=False, context="fork"
         ) as iterator:
             assert [int(block[0]) // 64 for batch in iterator for block in batch] == [*range(12)]
-            assert iterator.stats().deaths == 0
+            assert iterator.stats().deaths == 0, iterator.stats()
     done.append(number)
 
 sys.setswitchinterval(1e-5)
@@ -329,7 +331,8 @@ assert sorted(done) == [0, 1, 2, 3]
 
 def test_threads_start_and_end_workers_at_once(tmp_path):
     # A worker that fails at its start says so on stderr.
-    assert run_script(tmp_path, THREADS) == (0, "", "")
+    status, _, err = run_script(tmp_path, THREADS)
+    assert status == 0 and not err, err
 
 
 def test_a_start_that_was_interrupted_does_not_count_as_hung(caplog):
@@ -363,7 +366,27 @@ def test_a_start_that_was_interrupted_does_not_count_as_hung(caplog):
             wait_until(lambda limit=limit: time.monotonic() > limit, "the limit")
         next(iterator)
     assert n_left < 3
-    assert "waited in its start" not in caplog.text
+    assert "waited for a lock" not in caplog.text
+
+
+def test_a_worker_that_begins_during_the_look_at_its_start_is_not_ended(monkeypatch):
+    """By then it waits, too: for work."""
+    looked_at = []
+    has_begun = WorkerGroup._has_begun
+
+    def asked(group, worker):
+        if worker in looked_at:
+            wait_until(lambda: has_begun(group, worker), "the end of the start")
+            return True
+        looked_at.append(worker)
+        return False
+
+    monkeypatch.setattr(WorkerGroup, "_has_begun", asked)
+    monkeypatch.setattr(WorkerProcess, "waited_in_start", lambda worker: 60.0)
+    with MultiprocessIterator(range(10), 1, n_processes=2, context="fork") as iterator:
+        for _ in range(20):
+            next(iterator)
+        assert len(looked_at) == 2 and iterator.stats().deaths == 0
 
 
 def test_a_childs_threads_locals_end_nothing_of_the_parent(output_of):
