@@ -251,6 +251,7 @@ class Pool:
         """Sleeps until `done`, for the doorbell, deaths, timeouts and signals at once."""
         ring = self.ring
         self._timeouts.begin()
+        silence = 0.0
         while True:
             if self.closed:
                 shutdown.block_if_exiting(self._lock)
@@ -261,10 +262,12 @@ class Pool:
             if self.is_starting:
                 self._check_starts()
             self._start_missing()
+            most = _SLICE
+            if self.is_starting:
+                most = min(most, max(0.0, self._next_check - status.now()))
+            seconds = self._timeouts.slice(most)
             try:
-                woken = ring.wait(
-                    done, any_event, self._group.descriptors(), self._timeouts.slice(_SLICE)
-                )
+                woken = ring.wait(done, any_event, self._group.descriptors(), seconds)
             except OSError:
                 if not self.closed:  # by a signal handler that came before the wait
                     raise
@@ -279,7 +282,9 @@ class Pool:
                 self._timeouts.check(ring.scheduled[0].label if ring.scheduled else "a free slot")
                 if self._retries:
                     self._take_from_ended()
-            if not woken:
+            silence = 0.0 if woken else silence + seconds
+            if silence >= _SLICE:
+                silence = 0.0
                 self.is_starting = True  # has the next check find who waits for a lock
                 self._check_hints()
 
@@ -428,14 +433,15 @@ class Pool:
             self._start_missing()
 
     def _check_starts(self) -> None:
-        """Replaces workers that hang in their start, or before their first row, at most twice a
-        second. While the other workers keep up, `next()` does not wait, and would not notice that
-        one is missing."""
+        """Replaces workers that hang in their start, or before their first row. While the other
+        workers keep up, `next()` does not wait, and would not notice that one is missing."""
         now = status.now()
         if now < self._next_check:
             return
         self._next_check = now + _SLICE
-        self.is_starting = self._group.watch_starts()
+        pause = self._group.watch_starts()
+        self.is_starting = pause > 0
+        self._next_check = now + pause
         self._recover_dead()
         self._start_missing()
 

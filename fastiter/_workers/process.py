@@ -37,7 +37,7 @@ UNKNOWN_END = "ended with an unknown status"
 NO_STACK = "  not available"  # begins what stands in place of a worker's stack
 STOPPED, TRACED = "is stopped", "is traced"
 WAITS = "waits"  # for a lock, an event or a signal, by what the system says
-_WAITS_SECONDS = 0.1  # between two looks at a worker that waits for ever
+_WAITS_SECONDS = 0.4  # between two looks at a worker that waits for ever
 _WATCH = b"fastiter-watch\n"  # the thread that watches the program, in each worker
 # Numbers of the system call, and of its first parts: see futex(2).
 _FUTEX = {"x86_64": b"202", "aarch64": b"98", "riscv64": b"98", "ppc64le": b"221", "s390x": b"238"}

@@ -40,13 +40,15 @@ from fastiter.errors import WorkerDiedError
 
 logger = logging.getLogger("fastiter")
 
-#: Seconds that a forked worker may wait in its own start, before any code of the user runs, twice
-#: as long in each further attempt. The start imports nothing and takes some milliseconds. A worker
-#: waits there only for a lock that another thread of the program held at the fork. Time in which it
-#: runs, is ready to run, or waits for a disk or for memory does not count.
+#: Seconds that a forked worker may wait in its own start, before any code of the user runs; three
+#: times as long in each further attempt. The start imports nothing and takes some milliseconds. A
+#: worker waits there only for a lock that another thread of the program held at the fork. Time in
+#: which it runs, is ready to run, or waits for a disk or for memory does not count.
 HUNG_SECONDS = 0.1
+LOOK_SECONDS = 0.5  # between two looks at other starts
 _MOST_FORKS = 4  # forks in a row of one worker that may wait for a lock that nothing releases
 _HUNG_STACK_SECONDS = 0.5
+_START_STACK_SECONDS = 0.2
 _STARTS_SECONDS = 2.0  # for all that `await_starts` waits for
 _STARTS_PAUSE = 0.002
 #: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
@@ -433,29 +435,29 @@ class WorkerGroup:
             self.watch_starts()
             time.sleep(_STARTS_PAUSE)
 
-    def watch_starts(self) -> bool:
+    def watch_starts(self) -> float:
         """Ends forked workers that wait for a lock which another thread held at the fork. Returns
-        whether there are workers left to watch. Raises what `start` raises.
+        seconds until the next look, 0 if no worker is left to watch. Raises what `start` raises.
 
         In its own start a worker waits for nothing else, so it is ended by its state, and another
         takes its place. Later, code of the user runs, which may wait for anything: it is ended only
         if `WorkerProcess.waits_for_ever`, and found by `dead` with its `hang`. Where the job does
         not repeat what is lost, workers are watched until their first row is done.
         """
-        watches, hung = False, []
+        pauses, hung = [], []
         for worker in list(self.workers.values()):
             if self._has_begun(worker):
                 is_new = not self._has_done(worker)
                 if worker.is_beside:
-                    watches |= is_new
+                    pauses += [LOOK_SECONDS] * is_new
                     if (is_new or self._job.repeats) and worker.waits_for_ever():
                         hung.append(worker)
                 continue
-            watches = True
             if not worker.allowed:  # an interrupt came before
                 self._allow_start(worker)
             seconds = status.now() - worker.allowed
-            limit = HUNG_SECONDS * 2 ** self._hung[worker.number]
+            limit = HUNG_SECONDS * 3 ** self._hung[worker.number]
+            pauses.append(min(limit, LOOK_SECONDS) if worker.is_forked else LOOK_SECONDS)
             if worker.is_forked and worker.waited_in_start() > limit:
                 # Asked after that look: else it may have begun, and have waited for work.
                 if not self._has_begun(worker) and not worker.is_dead():
@@ -469,10 +471,12 @@ class WorkerGroup:
                 )
         if hung:
             self._end_hung(hung)
-        return watches
+        return min(pauses, default=0.0)
 
     def _end_hung(self, hung: list[WorkerProcess]) -> None:
-        stacks = stacks_of(hung, _HUNG_STACK_SECONDS)
+        # One that has not begun may be where it does not handle the signal yet.
+        has_begun = any(worker.has_begun for worker in hung)
+        stacks = stacks_of(hung, _HUNG_STACK_SECONDS if has_begun else _START_STACK_SECONDS)
         for worker in hung:
             worker.send(signal.SIGKILL)
         wait_for(hung, _KILL_SECONDS)

@@ -45,7 +45,7 @@ class ReaderGroup:
         self._is_exiting = False
         # Held while the thread that iterates is in here: the exit must not close what it uses.
         self._in_use = threading.Lock()
-        self._looked = 0.0
+        self._looked, self._pause = 0.0, _SLICE  # the last check, and seconds until the next one
         arena = Arena.create(_SLOTS * len(readers), len(readers), _ROWS, 1)
         self._ring = StreamRing(arena, 0, queue_size)
         self._group = WorkerGroup(self._ring, len(readers), ReadingJob(readers), start)
@@ -88,7 +88,7 @@ class ReaderGroup:
                 failure, self._failure = self._failure, None
                 reraise(failure)
             now = status.now()
-            if now - self._looked > _SLICE:
+            if now - self._looked > self._pause:
                 self._looked = now
                 self._check_processes()
             samples = self._take_samples()
@@ -135,13 +135,13 @@ class ReaderGroup:
     def _sleep(self) -> None:
         """Sleep until a reader rings, a process dies, a signal arrives, or a slice is over."""
         ring = self._ring
-        woken = ring.wait(ring.is_ready, True, self._group.descriptors(), _SLICE)
+        woken = ring.wait(ring.is_ready, True, self._group.descriptors(), self._pause)
         # After a timeout too, as in `Pool`: without pidfds a pipe may be held open.
         if not woken or any(position >= 0 for position in woken):
             self._check_processes()
 
     def _check_processes(self) -> None:
-        self._group.watch_starts()
+        self._pause = self._group.watch_starts() or _SLICE
         for process in self._group.dead():
             number, report = process.number, self._ring.report(process.number)
             if process.hang:  # before its first sample: by a fork at a wrong moment
