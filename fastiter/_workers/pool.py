@@ -262,10 +262,8 @@ class Pool:
             if self.is_starting:
                 self._check_starts()
             self._start_missing()
-            most = _SLICE
-            if self.is_starting:
-                most = min(most, max(0.0, self._next_check - status.now()))
-            seconds = self._timeouts.slice(most)
+            left = self._next_check - status.now() if self.is_starting else _SLICE
+            seconds = self._timeouts.slice(min(_SLICE, max(0.0, left)))
             try:
                 woken = ring.wait(done, any_event, self._group.descriptors(), seconds)
             except OSError:
@@ -284,8 +282,7 @@ class Pool:
                     self._take_from_ended()
             silence = 0.0 if woken else silence + seconds
             if silence >= _SLICE:
-                silence = 0.0
-                self.is_starting = True  # has the next check find who waits for a lock
+                self.is_starting, silence = True, 0.0  # a check finds who waits for a lock
                 self._check_hints()
 
     def _check_hints(self) -> None:
@@ -438,10 +435,8 @@ class Pool:
         now = status.now()
         if now < self._next_check:
             return
-        self._next_check = now + _SLICE
         pause = self._group.watch_starts()
-        self.is_starting = pause > 0
-        self._next_check = now + pause
+        self.is_starting, self._next_check = pause > 0, now + pause
         self._recover_dead()
         self._start_missing()
 

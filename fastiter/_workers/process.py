@@ -36,8 +36,8 @@ UNKNOWN_END = "ended with an unknown status"
 
 NO_STACK = "  not available"  # begins what stands in place of a worker's stack
 STOPPED, TRACED = "is stopped", "is traced"
-WAITS = "waits"  # for a lock, an event or a signal, by what the system says
 _WAITS_SECONDS = 0.4  # between two looks at a worker that waits for ever
+_PAUSES = b"\nvoluntary"  # before counts of a thread's waits, and of other pauses, in its status
 _WATCH = b"fastiter-watch\n"  # the thread that watches the program, in each worker
 # Numbers of the system call, and of its first parts: see futex(2).
 _FUTEX = {"x86_64": b"202", "aarch64": b"98", "riscv64": b"98", "ppc64le": b"221", "s390x": b"238"}
@@ -167,8 +167,8 @@ class WorkerProcess:
     def state(self) -> str:
         """Its state as the system reports it, for messages."""
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat", "rb") as line:
-            return _STATES.get(line.read().rpartition(b") ")[2][:1], WAITS)
-        return WAITS
+            return _STATES.get(line.read().rpartition(b") ")[2][:1], "waits")
+        return "waits"
 
     def waits_for_ever(self) -> bool:
         """Whether no thread of it goes on, by this check and an earlier one.
@@ -182,12 +182,10 @@ class WorkerProcess:
     def waited_in_start(self) -> float:
         """Seconds between this look at its main thread and an earlier one, if that has waited since
         without a pause, for whatever it be."""
-        waits = {}
+        facts = b""
         with contextlib.suppress(OSError):
             facts = Path(f"/proc/{self.pid}/status").read_bytes()
-            if b"\nState:\tS" in facts:
-                waits = {str(self.pid): _pauses(facts)}
-        return self._waited(waits)
+        return self._waited({"": facts.partition(_PAUSES)[2]} if b"\nState:\tS" in facts else {})
 
     def _waited(self, waits: dict[str, bytes]) -> float:
         now = status.now()
@@ -206,7 +204,7 @@ class WorkerProcess:
                 call = Path(folder, "syscall").read_bytes()
                 if not _is_endless_wait(call):
                     return {}
-                waits[task] = call + _pauses(Path(folder, "status").read_bytes())
+                waits[task] = call + Path(folder, "status").read_bytes().partition(_PAUSES)[2]
             return waits
         return {}
 
@@ -243,11 +241,6 @@ class WorkerProcess:
         """Closes what belongs to it here."""
         fds.close((self.pidfd, self.stacks, self.number_pipe))
         self.pidfd = self.stacks = self.number_pipe = -1
-
-
-def _pauses(facts: bytes) -> bytes:
-    """Of a thread's status: how often it has waited, and has been held up otherwise."""
-    return facts.partition(b"\nvoluntary")[2]
 
 
 def _is_endless_wait(call: bytes) -> bool:
@@ -345,12 +338,8 @@ _PROCESS_TYPES: dict[str, Any] = {
 
 def start_process(method: str, arguments: WorkerArguments) -> Any:
     """Starts a process by a start method, which waits at the start barrier."""
-    process = _PROCESS_TYPES[method](
-        target=main,
-        args=(arguments,),
-        name=f"fastiter-worker-{arguments.number}",
-        daemon=True,
-    )
+    name = f"fastiter-worker-{arguments.number}"
+    process = _PROCESS_TYPES[method](target=main, args=(arguments,), name=name, daemon=True)
     _processes.add(process)
     with default_method_kept(), _start_guard(method):
         this_thread.starts_worker = True

@@ -42,13 +42,12 @@ logger = logging.getLogger("fastiter")
 
 #: Seconds that a forked worker may wait in its own start, before any code of the user runs; three
 #: times as long in each further attempt. The start imports nothing and takes some milliseconds. A
-#: worker waits there only for a lock that another thread of the program held at the fork. Time in
-#: which it runs, is ready to run, or waits for a disk or for memory does not count.
+#: worker waits there only for a lock that another thread of the program held at the fork. Time does
+#: not count in which it runs, is ready to run, or waits for a disk or for memory.
 HUNG_SECONDS = 0.1
 LOOK_SECONDS = 0.5  # between two looks at other starts
 _MOST_FORKS = 4  # forks in a row of one worker that may wait for a lock that nothing releases
-_HUNG_STACK_SECONDS = 0.5
-_START_STACK_SECONDS = 0.2
+_HUNG_STACK_SECONDS = 0.5  # for a worker to write its stack, under load; not all can
 _STARTS_SECONDS = 2.0  # for all that `await_starts` waits for
 _STARTS_PAUSE = 0.002
 #: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
@@ -145,7 +144,7 @@ class WorkerGroup:
         start_method.require_guard(self._start)
         if self._method != "fork":
             self._prepare(self._start)
-        if self._method == "fork" and not self._start.is_safe:
+        elif not self._start.is_safe:
             start_method.warn_of_fork(self._job.names.values(), self._start.caller)
         with self._ready(lifts):
             for number in self.numbers:
@@ -437,7 +436,7 @@ class WorkerGroup:
 
     def watch_starts(self) -> float:
         """Ends forked workers that wait for a lock which another thread held at the fork. Returns
-        seconds until the next look, 0 if no worker is left to watch. Raises what `start` raises.
+        seconds until the next look, 0 if no worker is left to watch. Errors are those of `start`.
 
         In its own start a worker waits for nothing else, so it is ended by its state, and another
         takes its place. Later, code of the user runs, which may wait for anything: it is ended only
@@ -474,9 +473,7 @@ class WorkerGroup:
         return min(pauses, default=0.0)
 
     def _end_hung(self, hung: list[WorkerProcess]) -> None:
-        # One that has not begun may be where it does not handle the signal yet.
-        has_begun = any(worker.has_begun for worker in hung)
-        stacks = stacks_of(hung, _HUNG_STACK_SECONDS if has_begun else _START_STACK_SECONDS)
+        stacks = stacks_of(hung, _HUNG_STACK_SECONDS)
         for worker in hung:
             worker.send(signal.SIGKILL)
         wait_for(hung, _KILL_SECONDS)

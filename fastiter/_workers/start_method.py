@@ -45,13 +45,6 @@ class Caller(NamedTuple):
     early: str = "iterator.start()"  # the call that starts the workers
     instead: str = "use threads (MultithreadIterator)"  # what needs no worker processes
 
-    @property
-    def forks(self) -> str:
-        """How to have the workers forked."""
-        if not self.context:
-            return "call multiprocessing.set_start_method('fork') before"
-        return f"pass {self.context}='fork'"
-
 
 class Start(NamedTuple):
     """The way to start workers."""
@@ -224,11 +217,13 @@ def require_guard(start: Start) -> None:
     tree = _main_tree() if imports else None
     line = None if tree is None else _unguarded_line(tree, _GUARDS)
     if line is not None:
+        call = "call multiprocessing.set_start_method('fork') before"
+        forks = f"pass {start.caller.context}='fork'" if start.caller.context else call
         raise RuntimeError(
             f"worker processes are started by line {line} of {_main_file()}, which has no guard: "
             f"workers that start by {start.method!r} import this file, and would run that line, "
-            "too. Put the program's code under if __name__ == '__main__':, or "
-            f"{start.caller.forks}, or {start.caller.instead}"
+            f"too. Put the program's code under if __name__ == '__main__':, or {forks}, or "
+            f"{start.caller.instead}"
         )
 
 

@@ -49,7 +49,7 @@ CEILINGS = {
     "_stats": 1_490,
     "_threads": 1_440,
     "_util": 1_120,
-    "_workers": 4_620,
+    "_workers": 4_625,
     "csrc": 10_040,
     "dataset": 1_580,
     "datasets": 4_070,
