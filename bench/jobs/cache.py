@@ -2,18 +2,15 @@
 
 Each call is an epoch of JPEG images, 500 x about 375, of quality 90, in batches of 25 by 2 workers.
 Caches are filled before; that of the candidate ``fastiter.first`` is cleared before each epoch.
-``fastiter.loader`` is fastiter.torch.DataLoader, and ``torch`` torch's own, over the same cache.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import io
 import tempfile
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -75,66 +72,28 @@ class Cropped:
         return part[:, ::-1] if i % 2 else part
 
 
-class Contiguous:
-    """Arrays that torch takes: no mirrored views."""
-
-    def __init__(self, arrays: Any) -> None:
-        self._arrays = arrays
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        return np.ascontiguousarray(self._arrays[i])
-
-
-@contextlib.contextmanager
-def _iterator(dataset: Any, _: bool) -> Iterator[Callable[[], int]]:
-    import fastiter
-
-    with fastiter.MultiprocessIterator(
-        dataset, _BATCH, shuffle=True, n_processes=2, n_prefetch=1, context="fork"
-    ) as iterator:
-        yield lambda: sum(len(next(iterator)) for _ in range(len(dataset) // _BATCH))
-
-
-@contextlib.contextmanager
-def _loader(of: str, dataset: Any, is_fixed: bool) -> Iterator[Callable[[], int]]:
-    kind = importlib.import_module(of).DataLoader
-    loader = kind(
-        Contiguous(dataset),
-        _BATCH,
-        shuffle=True,
-        num_workers=2,
-        multiprocessing_context="fork",
-        persistent_workers=True,
-        collate_fn=None if is_fixed else list,
-    )
-    yield lambda: sum(map(len, loader))
+def _epoch(iterator: Any, before: Callable[[], Any], _: Any) -> int:
+    before()
+    return sum(len(next(iterator)) for _ in range(len(iterator.dataset) // _BATCH))
 
 
 @contextlib.contextmanager
 def _opened(
     dataset: Any,
     wrap: Callable[[Any], Any],
-    loop: Callable[..., Any] = _iterator,
-    is_fixed: bool = True,
     clears: bool = False,
     **arguments: Any,
 ) -> Iterator[Callable[[Any], int]]:
     import fastiter
 
     images = dataset if not arguments else fastiter.cache(dataset, **arguments)
-    with loop(wrap(images), is_fixed) as epoch:
-
-        def run(_: Any) -> int:
-            if clears:
-                images.clear()
-            return epoch()
-
+    before = images.clear if clears else lambda: None
+    with fastiter.MultiprocessIterator(
+        wrap(images), _BATCH, shuffle=True, n_processes=2, n_prefetch=1, context="fork"
+    ) as iterator:
         if not clears:
-            epoch()
-        yield run
+            _epoch(iterator, before, None)
+        yield functools.partial(_epoch, iterator, before)
 
 
 @contextlib.contextmanager
@@ -144,8 +103,8 @@ def _mapped(dataset: Any) -> Iterator[Callable[[Any], int]]:
     with tempfile.NamedTemporaryFile(suffix=".npy", dir="/dev/shm") as file:
         np.save(file, np.stack([dataset[i] for i in range(len(dataset))]))
         file.flush()
-        with NpyDataset(file.name) as images, _opened(images, lambda same: same) as run:
-            yield run
+        with NpyDataset(file.name) as images, _opened(images, lambda same: same) as epoch:
+            yield epoch
 
 
 def _check(rows: int, result: int, source: Any) -> None:
@@ -167,7 +126,7 @@ def cases(quick: bool) -> Iterator[Case]:
             dataset = Decoded(rows, shapes, as_array)
         except ImportError:  # Pillow
             return
-        opened = functools.partial(_opened, dataset, wrap, is_fixed=shapes == 1)
+        opened = functools.partial(_opened, dataset, wrap)
         candidates: dict[str, Callable[[], Any]] = {
             "fastiter": functools.partial(opened, **memory),
             "fastiter.without": opened,
@@ -177,15 +136,6 @@ def cases(quick: bool) -> Iterator[Case]:
         elif as_array:
             candidates["fastiter.views"] = functools.partial(opened, copy=False, **memory)
         goals = [Goal("fastiter.without", gain)]
-        if find_spec("torch") is not None:
-            loader = functools.partial(_loader, "fastiter.torch")
-            torchs = functools.partial(_loader, "torch.utils.data")
-            candidates["fastiter.loader"] = functools.partial(opened, loop=loader, **memory)
-            candidates["fastiter.plain-loader"] = functools.partial(opened, loop=loader)
-            candidates["torch"] = functools.partial(opened, loop=torchs, **memory)
-            candidates["torch.without"] = functools.partial(opened, loop=torchs)
-            goals.append(Goal("fastiter.plain-loader", gain, "fastiter.loader"))
-            goals.append(Goal("torch", 1.0, "fastiter.loader"))
         if name == "images of one shape":
             candidates["fastiter.npy"] = functools.partial(_mapped, dataset)
             goals.append(Goal("fastiter.npy", 0.8))
