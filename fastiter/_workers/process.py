@@ -180,8 +180,8 @@ class WorkerProcess:
         return self._waited(self._endless_waits()) > _WAITS_SECONDS
 
     def waited_in_start(self) -> float:
-        """Seconds between this look at its main thread and an earlier one, if that has waited since
-        without a pause, for whatever it be."""
+        """Seconds for which its main thread has been in one and the same wait, of any kind, by this
+        look and earlier ones; 0 if it does not wait."""
         facts = b""
         with contextlib.suppress(OSError):
             facts = Path(f"/proc/{self.pid}/status").read_bytes()
