@@ -165,4 +165,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    loaded = [name for name in globals() if name in ("ray", "torch") or name.startswith("__")]
+    return sorted({*__all__, *_MODULES, *loaded})

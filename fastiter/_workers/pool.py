@@ -27,7 +27,7 @@ from fastiter._workers.crash_counts import CrashCounts, Exit
 from fastiter._workers.delivery import assemble, crash_error, drop_failed, read_irregular
 from fastiter._workers.main import BatchJob
 from fastiter._workers.process import LEFT, UNKNOWN_END, Overrun, WorkerProcess
-from fastiter._workers.process_group import WorkerGroup
+from fastiter._workers.process_group import LOOK_SECONDS, WorkerGroup
 from fastiter._workers.start_method import Start
 from fastiter._workers.timeouts import UNKILLABLE_SECONDS, Timeouts, step_text
 from fastiter.errors import DatasetTimeoutError, WorkerDiedError
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 _SPARES = 32  # slots that replace those retired by forks of the program
 _SCHEMAS = 16
-_SLICE = 0.5  # seconds; the longest sleep before a check of clocks and hints
 _SPIN = 100  # pauses, about 2 us
 
 
@@ -262,8 +261,8 @@ class Pool:
             if self.is_starting:
                 self._check_starts()
             self._start_missing()
-            left = self._next_check - status.now() if self.is_starting else _SLICE
-            seconds = self._timeouts.slice(min(_SLICE, max(0.0, left)))
+            left = self._next_check - status.now() if self.is_starting else LOOK_SECONDS
+            seconds = self._timeouts.slice(min(LOOK_SECONDS, max(0.0, left)))
             try:
                 woken = ring.wait(done, any_event, self._group.descriptors(), seconds)
             except OSError:
@@ -281,7 +280,7 @@ class Pool:
                 if self._retries:
                     self._take_from_ended()
             silence = 0.0 if woken else silence + seconds
-            if silence >= _SLICE:
+            if silence >= LOOK_SECONDS:
                 self.is_starting, silence = True, 0.0  # a check finds who waits for a lock
                 self._check_hints()
 

@@ -45,7 +45,7 @@ logger = logging.getLogger("fastiter")
 #: worker waits there only for a lock that another thread of the program held at the fork. Time does
 #: not count in which it runs, is ready to run, or waits for a disk or for memory.
 HUNG_SECONDS = 0.1
-_LOOK_SECONDS = 0.5  # between two looks at other starts
+LOOK_SECONDS = 0.5  # the longest time between two looks at the workers
 _MOST_FORKS = 4  # forks in a row of one worker that may wait for a lock that nothing releases
 _HUNG_STACK_SECONDS = 0.5  # for a worker to write its stack, under load; not all can
 _STARTS_SECONDS = 2.0  # for all that `await_starts` waits for
@@ -448,7 +448,7 @@ class WorkerGroup:
             if self._has_begun(worker):
                 is_new = not self._has_done(worker)
                 if worker.is_beside:
-                    pauses += [_LOOK_SECONDS] * is_new
+                    pauses += [LOOK_SECONDS] * is_new
                     if (is_new or self._job.repeats) and worker.waits_for_ever():
                         hung.append(worker)
                 continue
@@ -456,7 +456,7 @@ class WorkerGroup:
                 self._allow_start(worker)
             seconds = status.now() - worker.allowed
             limit = HUNG_SECONDS * 3 ** self._hung[worker.number]
-            pauses.append(min(limit, _LOOK_SECONDS) if worker.is_forked else _LOOK_SECONDS)
+            pauses.append(min(limit, LOOK_SECONDS) if worker.is_forked else LOOK_SECONDS)
             if worker.is_forked and worker.waited_in_start() > limit:
                 # Asked after that look: else it may have begun, and have waited for work.
                 if not self._has_begun(worker) and not worker.is_dead():

@@ -45,6 +45,11 @@ class Caller(NamedTuple):
     early: str = "iterator.start()"  # the call that starts the workers
     instead: str = "use threads (MultithreadIterator)"  # what needs no worker processes
 
+    @property
+    def to_fork(self) -> str:
+        call = "call multiprocessing.set_start_method('fork') before"
+        return f"pass {self.context}='fork'" if self.context else call
+
 
 class Start(NamedTuple):
     """The way to start workers."""
@@ -213,17 +218,14 @@ def main_is_importable() -> bool:
 
 def require_guard(start: Start) -> None:
     """RuntimeError if workers that import the main module would run its present line, too."""
-    imports = start.method != "fork" and _is_imported_by_workers()
-    tree = _main_tree() if imports else None
+    tree = _main_tree() if start.method != "fork" and _is_imported_by_workers() else None
     line = None if tree is None else _unguarded_line(tree, _GUARDS)
     if line is not None:
-        call = "call multiprocessing.set_start_method('fork') before"
-        forks = f"pass {start.caller.context}='fork'" if start.caller.context else call
         raise RuntimeError(
             f"worker processes are started by line {line} of {_main_file()}, which has no guard: "
             f"workers that start by {start.method!r} import this file, and would run that line, "
-            f"too. Put the program's code under if __name__ == '__main__':, or {forks}, or "
-            f"{start.caller.instead}"
+            f"too. Put the program's code under if __name__ == '__main__':, or "
+            f"{start.caller.to_fork}, or {start.caller.instead}"
         )
 
 

@@ -15,7 +15,7 @@ from fastiter._ring.arena import Arena
 from fastiter._ring.stream import StreamRing
 from fastiter._util import shutdown
 from fastiter._util.failures import Failure, load, load_start_error, reraise
-from fastiter._workers.process_group import WorkerGroup
+from fastiter._workers.process_group import LOOK_SECONDS, WorkerGroup
 from fastiter._workers.start_method import Start
 from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
 from fastiter.reader._opening import Reader, name_of
@@ -24,7 +24,6 @@ from fastiter.reader._reading import ReadingJob
 _SLOTS = 16  # of each reader
 _ROWS = 256  # of a block, at most
 _MOST_TAKEN = 64  # samples at a time
-_SLICE = 0.5  # seconds; the longest time between two checks for dead processes
 
 
 class ReaderGroup:
@@ -45,7 +44,7 @@ class ReaderGroup:
         self._is_exiting = False
         # Held while the thread that iterates is in here: the exit must not close what it uses.
         self._in_use = threading.Lock()
-        self._looked, self._pause = 0.0, _SLICE  # the last check, and seconds until the next one
+        self._looked, self._pause = 0.0, LOOK_SECONDS  # last look, and seconds until the next one
         arena = Arena.create(_SLOTS * len(readers), len(readers), _ROWS, 1)
         self._ring = StreamRing(arena, 0, queue_size)
         self._group = WorkerGroup(self._ring, len(readers), ReadingJob(readers), start)
@@ -141,7 +140,7 @@ class ReaderGroup:
             self._check_processes()
 
     def _check_processes(self) -> None:
-        self._pause = self._group.watch_starts() or _SLICE
+        self._pause = self._group.watch_starts() or LOOK_SECONDS
         for process in self._group.dead():
             number, report = process.number, self._ring.report(process.number)
             if process.hang:  # before its first sample: by a fork at a wrong moment

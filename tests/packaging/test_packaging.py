@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ def test_bindings_are_compiled(name):
 def test_public_names_are_all_there():
     missing = [name for name in fastiter.__all__ if not hasattr(fastiter, name)]
     assert missing == []
+
+
+def test_completion_offers_public_names_alone():
+    names = {name for name in dir(fastiter) if not name.startswith("__")}
+    modules = {name for name in names if isinstance(getattr(fastiter, name), types.ModuleType)}
+    assert names - modules == set(fastiter.__all__)
+    assert all(getattr(fastiter, name).__name__ == f"fastiter.{name}" for name in modules)
+    assert not any(name.startswith("_") for name in modules)
 
 
 def test_public_modules_are_there_without_an_import_of_their_own():
