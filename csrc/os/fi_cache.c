@@ -191,22 +191,32 @@ int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_e
     return FI_CACHE_FOUND;
 }
 
-bool fi_cache_is_checked(const fi_cache *cache, uint64_t row)
+bool fi_cache_is_checked(const fi_cache *cache, uint64_t row, uint64_t word)
 {
-    return !cache->has_sums ||
-           (!cache->is_private && fi_cache_load(cache, fi_cache_row(row) + 1) ==
-                                      fi_cache_load(cache, FI_CACHE_STAMP));
+    if (!cache->has_sums)
+        return true;
+    if (cache->checked != NULL) /* relaxed: it tells of bytes in the file, not in memory */
+        return atomic_load_explicit(cache->checked + row, memory_order_relaxed) == word;
+    return fi_cache_load(cache, fi_cache_row(row) + 1) == fi_cache_load(cache, FI_CACHE_STAMP);
+}
+
+static void note_checked(fi_cache *cache, uint64_t row, uint64_t word, uint64_t stamp)
+{
+    if (cache->checked != NULL)
+        atomic_store_explicit(cache->checked + row, word, memory_order_relaxed);
+    else
+        fi_cache_put(cache, fi_cache_row(row) + 1, stamp);
 }
 
 int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content)
 {
-    uint64_t at = fi_cache_row(head->row), stamp = fi_cache_load(cache, FI_CACHE_STAMP);
-    bool is_checked = fi_cache_is_checked(cache, head->row);
+    uint64_t stamp = fi_cache_load(cache, FI_CACHE_STAMP);
+    bool is_checked = fi_cache_is_checked(cache, head->row, word);
     bool is_whole = read_all(cache->fd, content, head->size, head->offset + FI_CACHE_HEAD);
     if (is_whole && !is_checked) {
         is_whole = head->sum == sum_of(head, content);
         if (is_whole)
-            fi_cache_put(cache, at + 1, stamp);
+            note_checked(cache, head->row, word, stamp);
     }
     if (!fi_cache_has(cache, head->row, word))
         return FI_CACHE_NONE;
@@ -271,7 +281,7 @@ const char *fi_cache_view(fi_cache *cache, uint64_t offset, uint64_t bytes)
 bool fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry *head)
 {
     *word = fi_cache_load(cache, fi_cache_row(row));
-    if (!fi_cache_is_place(*word) || !fi_cache_is_checked(cache, row))
+    if (!fi_cache_is_place(*word) || !fi_cache_is_checked(cache, row, *word))
         return false;
     uint64_t offset = (*word & PLACE_BITS) * FI_CACHE_HEAD;
     const char *view = fi_cache_view(cache, offset, FI_CACHE_HEAD);

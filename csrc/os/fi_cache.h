@@ -50,7 +50,9 @@ typedef struct fi_cache {
     uint64_t limit;  /* bytes */
     bool takes_memory; /* entries take memory of the machine */
     bool has_sums;     /* entries have checksums */
-    bool is_private;   /* words are this process' own: the file is read-only */
+    /* Of a file that is read-only, whose stamps cannot be written: for each row the word whose entry
+     * this process has checked, or 0. NULL where stamps tell. */
+    _Atomic uint64_t *checked;
     _Atomic(char *) views[FI_CACHE_VIEWS]; /* of the first 2^i bytes of the file, or NULL */
     _Atomic uint64_t seen;                 /* bytes that were found to lie in the file */
 } fi_cache;
@@ -91,8 +93,8 @@ bool fi_cache_has_room(fi_cache *cache);
 int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry,
                    uint64_t begun, const fi_cache_part *parts, int n);
 
-/* Whether the row's checksum needs no look in this opening. */
-bool fi_cache_is_checked(const fi_cache *cache, uint64_t row);
+/* Whether the checksum of the row's entry, whose word is `word`, needs no look in this opening. */
+bool fi_cache_is_checked(const fi_cache *cache, uint64_t row, uint64_t word);
 
 /* The entry of a row whose word is `word`: its head. FI_CACHE_BAD if it cannot be that. */
 int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head);

@@ -79,7 +79,8 @@ cdef extern from "os/fi_cache.h" nogil:
         int fd
         atomic_word *words
         uint64_t length, limit
-        bint takes_memory, has_sums, is_private
+        bint takes_memory, has_sums
+        atomic_word *checked
     uint64_t fi_cache_start(uint64_t length)
     uint64_t fi_cache_load(const fi_cache *cache, uint64_t word)
     void fi_cache_put(fi_cache *cache, uint64_t word, uint64_t value)
@@ -93,7 +94,7 @@ cdef extern from "os/fi_cache.h" nogil:
     bint fi_cache_has_room(fi_cache *cache)
     int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry *entry,
                        uint64_t begun, const fi_cache_part *parts, int n)
-    bint fi_cache_is_checked(const fi_cache *cache, uint64_t row)
+    bint fi_cache_is_checked(const fi_cache *cache, uint64_t row, uint64_t word)
     int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head)
     int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content)
     bint fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry *head)

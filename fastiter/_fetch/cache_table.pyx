@@ -13,6 +13,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport errno
 from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
 from posix.mman cimport (
     MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap)
 from posix.unistd cimport close
@@ -61,7 +62,6 @@ cdef class CacheTable:
         self.cache.fd = -1
         self.cache.length, self.cache.limit = length, limit
         self.cache.takes_memory, self.cache.has_sums = takes_memory, has_sums
-        self.cache.is_private = is_private
         self.cache.fd = os.dup(fd)
         self.mapped = fi_cache_start(length)
         base = mmap(NULL, self.mapped, PROT_READ | PROT_WRITE,
@@ -69,12 +69,17 @@ cdef class CacheTable:
         if base == MAP_FAILED:
             raise OSError(errno, f"mapping a cache's index: {os.strerror(errno)}")
         self.cache.words = <atomic_word *>base
-        if not is_private:
+        if is_private:
+            self.cache.checked = <atomic_word *>calloc(length + 1, sizeof(uint64_t))
+            if self.cache.checked == NULL:
+                raise MemoryError(f"{8 * length} bytes for what was checked of a read-only cache")
+        else:
             self.locks = FileLocks(self.cache.fd, FI_CACHE_TOKENS, "filling a cache")
         renew_in_child(self)
 
     def __dealloc__(self):
         fi_cache_unmap(&self.cache)
+        free(<void *>self.cache.checked)
         if self.cache.words != NULL:
             munmap(<void *>self.cache.words, self.mapped)
         if self.cache.fd >= 0:
@@ -93,7 +98,7 @@ cdef class CacheTable:
     @property
     def is_private(self):
         """Whether the file is read-only."""
-        return self.cache.is_private
+        return self.cache.checked != NULL
 
     @property
     def limit(self):
@@ -140,7 +145,7 @@ cdef class CacheTable:
         array = None
         is_mapped = is_mapped or not self.cache.has_sums
         rc = fi_cache_head(&self.cache, row, word, &head)
-        if rc == FI_CACHE_FOUND and (not is_mapped or not fi_cache_is_checked(&self.cache, row)):
+        if rc == FI_CACHE_FOUND and (not is_mapped or not fi_cache_is_checked(&self.cache, row, word)):
             array = self.copy(word, &head, &rc)
         if rc == FI_CACHE_FOUND and is_mapped:
             pages = fi_cache_map(&self.cache, head.offset, FI_CACHE_HEAD + head.size)
@@ -175,7 +180,7 @@ cdef class CacheTable:
 
     def stores(self, uint64_t row):
         """Whether it may be worth while to prepare an entry for `store`."""
-        return not self.cache.is_private and fi_cache_has_room(&self.cache) and (
+        return self.cache.checked == NULL and fi_cache_has_room(&self.cache) and (
             not fi_cache_is_place(fi_cache_load(&self.cache, fi_cache_row(row))))
 
     def store(self, uint64_t row, uint64_t size, start, list buffers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import errno
 import io
@@ -501,7 +502,8 @@ def test_a_file_that_was_replaced_does_not_load(tmp_path):
     assert cached[0] == 1  # whoever has the old one goes on with it
 
 
-def test_a_file_that_cannot_be_opened_for_writing_serves_hits(tmp_path, monkeypatch):
+@contextlib.contextmanager
+def read_only_files():
     real = os.open
 
     def refuse(path, flags, *rest):
@@ -509,19 +511,54 @@ def test_a_file_that_cannot_be_opened_for_writing_serves_hits(tmp_path, monkeypa
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
         return real(path, flags, *rest)
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        yield
+
+
+def test_a_file_that_cannot_be_opened_for_writing_serves_hits(tmp_path):
     path = tmp_path / "file"
     with fastiter.cache(Counted(rows_of()), path=path, key=1) as cached:
         list(cached[:10])
     before = path.read_bytes()
-    monkeypatch.setattr(os, "open", refuse)
     dataset = Counted(rows_of())
-    with fastiter.cache(dataset, path=path, key=1) as cached:
+    with read_only_files(), fastiter.cache(dataset, path=path, key=1) as cached:
         assert_equal(cached[:], rows_of())
         assert cached.stats().hits == 10 and cached.stats().uncached == 10
         with pytest.raises(ValueError, match="read-only"):
             cached.clear()
         assert cached.is_full
     assert dataset.asked == list(range(10, 20)) and path.read_bytes() == before
+
+
+def test_rows_of_a_read_only_file_are_checked_once_in_a_process(tmp_path):
+    path = tmp_path / "file"
+    row = np.arange(100, 200, dtype=np.uint8)
+    with fastiter.cache(Counted([row]), path=path, key=1) as cached:
+        cached[0]
+    with read_only_files():
+        reader, other = (fastiter.cache(Counted([row + 1]), path=path, key=1) for _ in range(2))
+    assert_equal(reader[0], row)
+    with open(path, "r+b") as file:
+        file.seek(path.read_bytes().index(row.tobytes()))
+        file.write(b"\0")
+    assert_equal(reader[0], np.array([0, *row[1:]], np.uint8))
+    assert reader.dataset.asked == [] and reader.stats().damaged == 0
+    assert_equal(other[0], row + 1)
+    assert other.dataset.asked == [0] and other.stats().damaged == 1
+
+
+def test_rows_that_are_stored_anew_are_checked_by_readers_of_the_file(tmp_path):
+    path = tmp_path / "file"
+    with fastiter.cache(Counted([1, "one"]), path=path, key=1) as cached:
+        list(cached)
+        with read_only_files():
+            reader = fastiter.cache(Counted([2, "two"]), path=path, key=1)
+        assert reader[:] == [1, "one"]
+        cached.clear()
+        assert reader[0] == 2 and reader.dataset.asked == [0]
+        cached[0], cached[1]
+        assert reader[:] == [1, "one"] and reader.dataset.asked == [0]
 
 
 def read_all(path, examples):
