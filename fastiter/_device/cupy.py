@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fastiter._util.loaded import loaded
+
 _INSTALL = "pip install cupy-cuda12x (or cupy-cuda13x), or use device=-1"
 
 CUT_OFF = (
@@ -82,14 +84,12 @@ def _without_gpu(name: str, error: Exception) -> RuntimeError:
 
 def is_cupy_array(x: Any) -> bool:
     """Whether ``x`` is a CuPy array. Does not import CuPy."""
-    cupy = sys.modules.get("cupy")
-    return cupy is not None and isinstance(x, cupy.ndarray)
+    return isinstance(x, loaded("cupy", "ndarray"))
 
 
 def is_cupy_device(x: Any) -> bool:
     """Whether ``x`` is a ``cupy.cuda.Device``. Does not import CuPy."""
-    cupy = sys.modules.get("cupy")
-    return cupy is not None and isinstance(x, cupy.cuda.Device)
+    return isinstance(x, loaded("cupy.cuda", "Device"))
 
 
 def array_module(x: Any) -> tuple[Any, contextlib.AbstractContextManager[Any]]:
@@ -142,21 +142,21 @@ def synchronize(batch: Any) -> None:
     For the loader's own threads, whose streams the program does not wait for. Of a list only the
     first entry is looked at, since examples are alike.
     """
-    cupy = sys.modules.get("cupy")
-    if cupy is None:
+    if not loaded("cupy", "ndarray"):
         return
-    for device_id in _gpus_of(cupy, batch):
+    cupy = sys.modules["cupy"]
+    for device_id in _gpus_of(batch):
         with on_device(cupy, device_id):
             cupy.cuda.get_current_stream().synchronize()
 
 
-def _gpus_of(cupy: Any, x: Any) -> set[int]:
-    if isinstance(x, cupy.ndarray):
+def _gpus_of(x: Any) -> set[int]:
+    if is_cupy_array(x):
         return {x.device.id}
     if isinstance(x, dict):
         x = tuple(x.values())
     parts = x if isinstance(x, tuple) else x[:1] if isinstance(x, list) else ()
-    return set().union(*(_gpus_of(cupy, part) for part in parts))
+    return set().union(*map(_gpus_of, parts))
 
 
 # ---- forked children, which cannot use the CUDA of their parent --------------------------------

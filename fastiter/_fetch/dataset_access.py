@@ -28,6 +28,7 @@ from fastiter._fetch.token_column import TokenColumn
 from fastiter._order import example_context
 from fastiter._ring.schema import BARE, DICT, TUPLE
 from fastiter._util.failures import RowCountError
+from fastiter._util.loaded import loaded
 
 if TYPE_CHECKING:
     from fastiter._fetch.epoch_rows import EpochRows
@@ -150,8 +151,7 @@ def row_access(dataset: Any) -> RowAccess:
 
 
 def _torchs_subset(dataset: Any) -> tuple[Any, Any] | None:
-    kind = getattr(sys.modules.get("torch.utils.data"), "Subset", None)
-    if kind is None or _deciding_class(dataset, _INDEXING) is not kind:
+    if _deciding_class(dataset, _INDEXING) is not loaded("torch.utils.data", "Subset"):
         return None
     return dataset.dataset, dataset.indices
 
@@ -310,11 +310,10 @@ def _has_get_examples(dataset: Any) -> bool:
     if decisive is None:
         return False
     # Chainer's own datasets of columns, if the program uses Chainer.
-    theirs = sys.modules.get("chainer.dataset.tabular.tabular_dataset")
-    return (
-        "_examples_come_from_columns" in vars(decisive)
-        or (theirs is not None and decisive is getattr(theirs, "TabularDataset", None))
-    ) and callable(getattr(dataset, "get_examples", None))
+    theirs = loaded("chainer.dataset.tabular.tabular_dataset", "TabularDataset")
+    return ("_examples_come_from_columns" in vars(decisive) or decisive is theirs) and callable(
+        getattr(dataset, "get_examples", None)
+    )
 
 
 def get_columns(dataset: Any, indices: list[int]) -> tuple[Any, ...]:

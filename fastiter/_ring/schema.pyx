@@ -31,7 +31,8 @@ from fastiter._clib.tensors cimport fi_dl_tensor, fi_torch_describes, fi_torch_l
 from fastiter._ring.arena cimport WorkerRing
 
 from fastiter._ring.serialization import Packed
-from fastiter._util.torch_tensors import array_of, tensor_type
+from fastiter._util.array_subtypes import array_of
+from fastiter._util.loaded import loaded
 
 cnp.import_array()
 
@@ -325,8 +326,10 @@ cdef class ColumnWriter(RowSink):
         can be copied from where they lie. If not, `array_of` may still make an array of it."""
         if not self.copies_at_once:  # else its memory may change meanwhile
             return False
-        if fi_torch_type == NULL and tensor_type() is not None:
-            fi_torch_learn(tensor_type())
+        if fi_torch_type == NULL:
+            tensor_class = loaded("torch", "Tensor")
+            if tensor_class:
+                fi_torch_learn(tensor_class)
         return fi_torch_describes(value, tensor) and tensor.ndim == f.ndim and (
             tensor.code == f.tensor_code and tensor.bits == 8 * f.itemsize)
 

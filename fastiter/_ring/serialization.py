@@ -32,7 +32,7 @@ import numpy as np
 
 from fastiter._clib import status
 from fastiter._ring.file_mappings import FileMappings, address_of
-from fastiter._util import torch_tensors
+from fastiter._util import array_subtypes
 from fastiter.errors import OverwrittenError
 
 _ALIGNMENT = 64
@@ -64,7 +64,7 @@ def dump(
     `buffer_callback` finds them there, too; `reduce` is called first with each object, and
     returns None for an ordinary one."""
     kind: Any = pickler  # hashable, which mypy doubts
-    tensors = torch_tensors.reducers(None if mappings is None else mappings.whole)
+    tensors = array_subtypes.reducers(None if mappings is None else mappings.whole)
     writer: Any = _array_pickler(kind, writable)(file, 5, buffer_callback=buffer_callback)
     writer.mappings, writer.reduce = mappings, reduce
     if tensors:
@@ -107,7 +107,7 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pi
             else:
                 reduced = None if self.reduce is None else self.reduce(obj)
                 if reduced is None:
-                    reduced = torch_tensors.reduce_subclass(obj) or _reduce_image(obj)
+                    reduced = array_subtypes.reduce_subclass(obj) or _reduce_image(obj)
                 if reduced is not None:
                     return reduced
             return NotImplemented if override is None else override(self, obj)

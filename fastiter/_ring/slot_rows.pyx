@@ -24,9 +24,8 @@ from fastiter._ring.schema cimport (
 from fastiter._ring import row_reader
 from fastiter._ring.serialization import Packed, unpack
 from fastiter._ring.stored_fields import signature_of
-from fastiter._util.array_subtypes import wrap
+from fastiter._util.array_subtypes import array_of, wrap
 from fastiter._util.failures import dump
-from fastiter._util.torch_tensors import array_of
 from fastiter.errors import OverwrittenError
 
 cnp.import_array()

@@ -1,17 +1,21 @@
-"""Tensors of torch and memory maps of NumPy: stored as plain arrays, delivered as what they were.
+"""Tensors of torch and memory maps of NumPy in examples: stored as plain arrays that share their
+memory, delivered as what they were.
 
-In slots and columns they lie as the arrays that they share their memory with.
+torch is not imported here to recognise its tensors: without it there are none. Only a process that
+receives a pickled tensor imports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastiter._util import torch_tensors
+from fastiter._util.loaded import loaded
 
 NONE, TENSOR, MEMMAP = range(3)
 
@@ -23,8 +27,8 @@ def arrays_of(values: Sequence[Any]) -> tuple[Sequence[Any], int]:
     if kind is np.memmap:
         if all(type(value) is np.memmap for value in values):
             return [value.view(np.ndarray) for value in values], MEMMAP
-    elif kind is torch_tensors.tensor_type():
-        arrays = [torch_tensors.array_of(value) for value in values]
+    elif kind is loaded("torch", "Tensor"):
+        arrays = [array_of(value) for value in values]
         if all(array is not None for array in arrays):
             return arrays, TENSOR
     return values, NONE
@@ -36,9 +40,9 @@ def unwrap(values: Sequence[Any]) -> Sequence[Any]:
     TypeError if NumPy has no array for a tensor.
     """
     arrays, subtype = arrays_of(values)
-    tensor = torch_tensors.tensor_type()
-    if subtype == NONE and tensor is not None and isinstance(values[0], tensor):
-        return [torch_tensors.as_array(v) if isinstance(v, tensor) else v for v in values]
+    tensor = loaded("torch", "Tensor")
+    if subtype == NONE and isinstance(values[0], tensor):
+        return [as_array(v) if isinstance(v, tensor) else v for v in values]
     return arrays
 
 
@@ -47,4 +51,127 @@ def wrap(array: npt.NDArray[Any], subtype: int) -> Any:
 
     The memory map has no file, as after unpickling: writes to it stay in memory.
     """
-    return torch_tensors.tensor_of(array) if subtype == TENSOR else array.view(np.memmap)
+    return tensor_of(array) if subtype == TENSOR else array.view(np.memmap)
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+
+
+def array_of(value: Any) -> npt.NDArray[Any] | None:
+    """An ordinary tensor as an array that shares its memory; None for everything else.
+
+    So for other types, subclasses (a Parameter), and tensors that require gradients or have
+    attributes, are not dense, not in the host's memory, lazily conjugated, or of a dtype that NumPy
+    lacks.
+    """
+    if type(value) is not loaded("torch", "Tensor") or value.__dict__:
+        return None
+    try:
+        array: npt.NDArray[Any] = value.numpy()
+    except (RuntimeError, TypeError):
+        return None
+    return array
+
+
+def as_array(tensor: Any) -> npt.NDArray[Any]:
+    """Any tensor as an array that shares its memory if possible.
+
+    Gradients are dropped; a lazily conjugated or negated tensor is copied. TypeError if NumPy lacks
+    the dtype, or the tensor is not dense or not in the host's memory.
+    """
+    try:
+        array: npt.NDArray[Any] = tensor.detach().resolve_conj().resolve_neg().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(
+            f"NumPy cannot represent a tensor with {tensor.dtype}, {tensor.layout} and device "
+            f"{str(tensor.device)!r}: convert it in the dataset by .float(), .to_dense() or "
+            ".cpu(), or pass the dataset itself to the iterator, without a converter, and let "
+            f"fastiter.interop.as_torch join the tensors ({error})"
+        ) from error
+    return array
+
+
+def tensor_of(array: npt.NDArray[Any]) -> Any:
+    """An array as a tensor that shares its memory and keeps it alive. Read-only tensors do not
+    exist: such an array is copied."""
+    import torch
+
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _viewed(array: npt.NDArray[Any], dtype: Any) -> Any:
+    return tensor_of(array).view(dtype)
+
+
+def _reduce(tensor: Any, mapped: Callable[[Any], Any] | None = None) -> Any:
+    """Pickle a tensor as an array of its elements, whose memory may stay outside of the pickle.
+
+    torch itself pickles the whole storage, of which a tensor like ``data[7]`` is a small part, and
+    copies it twice more. ``mapped`` returns None for an array that is no part of a mapped file.
+    """
+    if tensor.is_nested:
+        return tensor.__reduce_ex__(5)
+    dtype, array = None, array_of(tensor)
+    if array is None and _is_nothing_but_floats(tensor):
+        torch = sys.modules["torch"]
+        dtype = tensor.dtype
+        array = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8).numpy()
+    if array is None or (_has_overlaps(tensor) and (mapped is None or mapped(array) is None)):
+        return tensor.__reduce_ex__(5)
+    return (tensor_of, (array,)) if dtype is None else (_viewed, (array, dtype))
+
+
+def reduce_subclass(value: Any) -> Any:
+    """Pickle a tensor of a subclass likewise; None for everything else, and for a class that says
+    itself how it is pickled."""
+    plain = loaded("torch", "Tensor")
+    kind = type(value)
+    if (
+        not isinstance(value, plain)
+        or kind is plain
+        or kind.__reduce_ex__ is not plain.__reduce_ex__
+        or kind.__torch_dispatch__ is not plain.__torch_dispatch__
+        or value.requires_grad
+    ):
+        return None
+    torch = sys.modules["torch"]
+    with torch._C.DisableTorchFunctionSubclass():
+        rebuild, arguments = _reduce(value.as_subclass(plain))
+        state = torch._utils._get_obj_state(value)
+    return torch._tensor._rebuild_from_type_v2, (rebuild, kind, arguments, state)
+
+
+def _has_overlaps(tensor: Any) -> bool:
+    """Whether elements share memory, as after ``expand``."""
+    if tensor.layout is not sys.modules["torch"].strided:
+        return False
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return bool(tensor.numel() > 1 + last)
+
+
+def _is_nothing_but_floats(tensor: Any) -> bool:
+    """Whether NumPy lacks only the dtype, as with bfloat16."""
+    return bool(
+        tensor.dtype.is_floating_point
+        and tensor.device.type == "cpu"
+        and tensor.layout is sys.modules["torch"].strided
+        and not (tensor.requires_grad or tensor.is_neg() or tensor.__dict__)
+    )
+
+
+def reducers(mapped: Callable[[Any], Any] | None = None) -> dict[Any, Callable[[Any], Any]]:
+    """Entries for a pickler's dispatch table; ``mapped`` as in `_reduce`."""
+    tensor = loaded("torch", "Tensor")
+    return {tensor: functools.partial(_reduce, mapped=mapped)} if tensor else {}
+
+
+def shared_address(value: Any) -> int | None:
+    """Address of a tensor or storage whose memory torch shares with other processes; None for
+    memory of this process alone, and for other objects."""
+    storage = getattr(value, "_untyped_storage", value)  # a typed one warns of itself
+    try:
+        if not storage.is_shared():
+            return None
+        return 0 if storage.device.type != "cpu" else int(storage.data_ptr())
+    except (AttributeError, RuntimeError, NotImplementedError):  # a sparse tensor has no storage
+        return None

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from fastiter._ring.file_mappings import FileMappings, MappedFile
 from fastiter._ring.serialization import Packed, dump, dumps, unpack
-from fastiter._util.torch_tensors import shared_address
+from fastiter._util.array_subtypes import shared_address
 from fastiter._workers.shm_image import Image, map_file
 
 if TYPE_CHECKING:

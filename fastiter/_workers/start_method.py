@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from fastiter._util.concurrency import ThreadOfNoLocks
+from fastiter._util.loaded import loaded
 from fastiter._util.warn import warn_caller
 from fastiter._workers import thread_limits
 
@@ -179,8 +180,7 @@ def warn_of_fork(datasets: Iterable[Any], caller: Caller) -> None:
 
 def _holds_gpu_memory(dataset: Any) -> bool:
     """Whether an attribute of a dataset, or of a wrapped dataset, is an array of a GPU."""
-    torch = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", ())
+    tensor = loaded("torch", "Tensor")
     for _ in range(_DEEPEST):
         attributes = getattr(dataset, "__dict__", {})
         for value in list(attributes.values()):

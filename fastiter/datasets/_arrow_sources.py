@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastiter._fetch import parquet_files, row_groups
+from fastiter._util.loaded import loaded
 from fastiter.datasets._arrow_paths import Paths
 
 
@@ -28,14 +29,13 @@ def held(source: Any) -> Any:
         return _of_pandas(source)
     if not hasattr(source, "__arrow_c_stream__"):
         return source
-    pa, datasets = imported("pyarrow"), sys.modules.get("datasets")
-    known = (pa.Table, pa.ChunkedArray, *(() if datasets is None else (datasets.Dataset,)))
+    pa: Any = imported("pyarrow")
+    known = (pa.Table, pa.ChunkedArray, loaded("datasets", "Dataset"))
     return source if isinstance(source, known) else pa.table(source)
 
 
 def is_of_pandas(source: Any) -> bool:
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(source, pandas.DataFrame)
+    return isinstance(source, loaded("pandas", "DataFrame"))
 
 
 def _of_pandas(frame: Any) -> Any:
@@ -61,14 +61,13 @@ def open_table(source: Any) -> tuple[Any, Any, list[str]]:
                 raise unlike_columns(path, table.schema, source[0], first)
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         return table, None, names_of(table)
-    datasets = sys.modules.get("datasets")
-    if datasets is not None and isinstance(source, datasets.IterableDataset):
+    if isinstance(source, loaded("datasets", "IterableDataset")):
         raise TypeError(
             "a datasets.IterableDataset has no rows by number: load it with streaming=False, loop "
             "over it with fastiter.torch.DataLoader, which takes iterable datasets, or make a "
             "fastiter.datasets.StreamDataset of its shards"
         )
-    if datasets is not None and isinstance(source, datasets.Dataset):
+    if isinstance(source, loaded("datasets", "Dataset")):
         return _of_hugging_face(source)
     if isinstance(source, (pa.Array, pa.ChunkedArray)):
         chunked = pa.chunked_array([source]) if isinstance(source, pa.Array) else source

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from fastiter._fetch.file_signs import another_file
 from fastiter._fetch.row_groups import RowGroups
 from fastiter._order import example_context
 from fastiter._util.arguments import checked_choice
+from fastiter._util.loaded import loaded
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._arrow_paths import Paths, checked_paths
@@ -497,19 +497,18 @@ def arrow_source(dataset: Any, sees_examples: bool, *, frames: bool = False) -> 
     `datasets.Dataset`; any other one as it is. ``sees_examples``: whether a function of the user's
     is called with the examples, which a `datasets.Dataset` then makes itself. ``frames``: whether
     frames (of pandas, Polars) are tables, too."""
-    datasets = sys.modules.get("datasets")
-    if datasets is not None and isinstance(dataset, datasets.Dataset):
+    if isinstance(dataset, loaded("datasets", "Dataset")):
         is_plain = dataset.format["type"] is None and not sees_examples and not is_changed(dataset)
         return ArrowDataset(dataset) if is_plain and not decodes(dataset) else dataset
-    if datasets is not None and isinstance(dataset, datasets.IterableDataset):
+    if isinstance(dataset, loaded("datasets", "IterableDataset")):
         return ArrowDataset(dataset)  # which raises
     return ArrowDataset(dataset) if frames and _is_frame(dataset) else table_source(dataset)
 
 
 def table_source(dataset: Any) -> Any:
     """The `ArrowDataset` of a table or of a path to one; any other dataset as it is."""
-    pa = sys.modules.get("pyarrow")
-    tables = () if pa is None else (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array)
+    names = ("Table", "RecordBatch", "ChunkedArray", "Array")
+    tables = tuple(loaded("pyarrow", name) for name in names)
     # A str is a path: no dataset consists of the letters of a text.
     return ArrowDataset(dataset) if isinstance(dataset, (str, os.PathLike, *tables)) else dataset
 

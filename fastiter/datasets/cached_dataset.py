@@ -20,7 +20,7 @@ from fastiter._ring.stored_fields import fields_of
 from fastiter._stats.cache_stats import CacheStats
 from fastiter._util.arguments import checked_flag, checked_path
 from fastiter._util.context import Closing
-from fastiter._util.torch_tensors import tensor_type
+from fastiter._util.loaded import loaded
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._cache_files import Meaning, open_table
@@ -432,8 +432,8 @@ def _are_same(stored: Any, fetched: Any) -> bool:
         return list(stored) == list(fetched) and all(
             map(_are_same, stored.values(), fetched.values())
         )
-    tensor = tensor_type()
-    if tensor is not None and isinstance(stored, tensor):
+    tensor = loaded("torch", "Tensor")
+    if isinstance(stored, tensor):
         if stored.requires_grad is not fetched.requires_grad:
             return False
         stored, fetched = stored.detach(), fetched.detach()

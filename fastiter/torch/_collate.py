@@ -4,7 +4,6 @@ columns of a dataset."""
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +32,7 @@ from fastiter._ring.schema import (
     TUPLE,
     Schema,
 )
+from fastiter._util.loaded import loaded
 from fastiter._workers.batch_converter import CallableConverter, ConcatConverter
 from fastiter._workers.row_writer import RowWriter
 from fastiter.datasets._arrow_sources import is_changed
@@ -306,10 +306,8 @@ def fetched(loader: Any) -> Any:
     columns where `default_collate` would make the same batches, or for `concat_examples`.
     """
     dataset = loader.dataset
-    datasets = sys.modules.get("datasets")
     if (
-        datasets is None
-        or not isinstance(dataset, datasets.Dataset)
+        not isinstance(dataset, loaded("datasets", "Dataset"))
         or is_changed(dataset)
         or not loader._auto_collation
     ):
@@ -320,7 +318,7 @@ def fetched(loader: Any) -> Any:
         loader.collate_fn is default_collate
         and loader.worker_init_fn is None  # which may change the dataset
         and has_torchs_table()
-        and _holds_values(dataset, (datasets.Value, datasets.ClassLabel))
+        and _holds_values(dataset, tuple(loaded("datasets", n) for n in ("Value", "ClassLabel")))
     ):
         return ValueColumns(dataset)
     return dataset

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,10 +21,10 @@ import pytest
 from failing import Calling
 from inside import planner_of
 
-from fastiter import MultithreadIterator, SerialIterator, concat_examples
+from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
 from fastiter._ring import infer_schema, serialization
 from fastiter._util.concurrency import WeakObjects
-from fastiter.datasets import open_pickle_dataset, open_pickle_dataset_writer
+from fastiter.datasets import ArrowDataset, open_pickle_dataset, open_pickle_dataset_writer
 from fastiter.reader import cache
 
 HANG = 30
@@ -325,3 +326,21 @@ def test_a_collection_at_any_moment_of_a_loop_over_weak_objects():
         gc.enable()
     gc.collect()
     assert list(found) == [kept]
+
+
+@pytest.mark.parametrize("library", ["pandas", "datasets", "torch", "cupy", "cv2", "pyarrow"])
+def test_a_library_that_another_thread_has_begun_to_import(monkeypatch, library):
+    """Its module is there, and empty yet."""
+    tables = [[1, 2, 3, 4]]
+    if library != "pyarrow":
+        with contextlib.suppress(ImportError):
+            import pyarrow as pa
+
+            tables.append(ArrowDataset(pa.array([1, 2, 3, 4])))
+    monkeypatch.setitem(sys.modules, library, types.ModuleType(library))
+    for rows in tables:
+        for kind in (SerialIterator, MultithreadIterator, MultiprocessIterator):
+            with kind(rows, 2, shuffle=False, converter=concat_examples) as iterator:
+                assert [next(iterator).tolist() for _ in range(3)] == [[1, 2], [3, 4], [1, 2]]
+    if len(tables) > 1:
+        assert [int(row) for row in ArrowDataset(pa.array([1, 2]))] == [1, 2]
