@@ -26,6 +26,7 @@ from fastiter._fetch import row_groups
 from fastiter._fetch.seeded import SeededExamples
 from fastiter._order import example_context
 from fastiter._ring.arena import Arena, WorkerRing
+from fastiter._util import fds
 from fastiter._util.failures import dump_start_error
 from fastiter._util.worker_info import WorkerInfo, set_worker_info
 from fastiter._workers import forkserver, row_writer, thread_limits
@@ -48,13 +49,17 @@ class Descriptor:
 
 
 class ForkedWorker(ForkProcess):
-    """A forked process that does not close the program's `sys.stdin`.
+    """A forked process without the descriptors of other iterators.
 
-    multiprocessing closes it in each child, and waits for its lock. If a thread of the program
-    reads from the stream, in `input()` for example, the lock is held in the child for ever.
+    It does not close the program's `sys.stdin`. multiprocessing closes it in each child, and waits
+    for its lock. If a thread of the program reads from the stream, in `input()` for example, the
+    lock is held in the child for ever.
     """
 
     def _bootstrap(self, parent_sentinel: Any = None) -> int:
+        arguments: WorkerArguments = self._args[0]  # type: ignore[attr-defined]
+        # Before a file is opened: a garbage collection may have closed some of these already.
+        fds.close(arguments.inherited - arguments.own)
         self._inherited_stdin = sys.stdin  # kept: freeing it closes it, too
         sys.stdin = io.StringIO()
         return super()._bootstrap(parent_sentinel)  # type: ignore[misc,no-any-return]
@@ -179,8 +184,6 @@ def main(arguments: WorkerArguments) -> None:
 def _run(arguments: WorkerArguments) -> int:
     """Loads the dataset and works; returns the exit status."""
     _take_signals(arguments)
-    for fd in arguments.inherited - arguments.own:
-        os.close(fd)
     for other in arguments.others:
         other.forget()
     watch_parent(arguments.parent_pidfd.fd, arguments.parent_death_pipe.fd)

@@ -451,6 +451,24 @@ def test_garbage_that_a_child_collects_ends_nothing_of_the_parent(tmp_path):
     assert (status, out, err) == (0, "True\n", "")
 
 
+def test_garbage_that_a_worker_collects_does_not_end_it(tmp_path):
+    """Its memory is that of another iterator, whose descriptors the worker would close."""
+    source = """
+    import logging
+    iterator = MultiprocessIterator(Blocks(60), 3, n_processes=1, context="fork")
+    batch = next(iterator)
+    gc.disable()
+    garbage = [batch, iterator]
+    garbage.append(garbage)
+    del garbage, batch, iterator
+    os.register_at_fork(after_in_child=gc.collect)
+    logging.getLogger("fastiter").addHandler(logging.StreamHandler(sys.stdout))
+    with MultiprocessIterator(Blocks(60), 3, n_processes=1, context="fork") as other:
+        print(len(next(other)))
+    """
+    assert run_script(tmp_path, HEAD + textwrap.dedent(source)) == (0, "3\n", "")
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_process_that_a_test_starts_is_noticed(waits):
     """So that a test which is marked fast, and starts one, fails."""
