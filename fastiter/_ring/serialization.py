@@ -295,7 +295,9 @@ class Packed:
         return self._mappings.find(address_of(buffer), buffer.nbytes)
 
     def offset_of(self, array: np.ndarray[Any, Any]) -> int:
-        """The place of a C-contiguous array's bytes in what is written; -1 if there is none."""
+        """The place of an array's bytes in what is written; -1 if they are not there in C order."""
+        if not array.flags.c_contiguous:  # its memory may be there, in the order of its strides
+            return -1
         address = array.__array_interface__["data"][0]
         for offset, buffer in self.buffers:
             if buffer.nbytes == array.nbytes and address_of(buffer) == address:

@@ -433,6 +433,43 @@ def test_hits_are_copied_without_their_examples(kind, view, arguments, tmp_path,
         assert len(dataset) <= stats.misses <= len(dataset) + 12
 
 
+LAYOUTS = {
+    "contiguous": lambda array: array,
+    "permuted": lambda array: array.transpose(2, 0, 1),
+    "Fortran": np.asfortranarray,
+    "reversed": lambda array: array[::-1, :, ::-1],
+    "a part": lambda array: array[1:, ::2],
+    "repeated": lambda array: np.broadcast_to(array[:1], array.shape),
+    "a permuted tensor": lambda array: pytest.importorskip("torch").tensor(array).permute(2, 0, 1),
+    "a repeated tensor": lambda array: (
+        pytest.importorskip("torch").tensor(array[:1]).expand(5, 4, 3)
+    ),
+}
+
+
+class Laid(Rows):
+    """Examples whose elements all differ, in a layout of memory."""
+
+    def __init__(self, layout):
+        self.layout = layout
+
+    def __getitem__(self, i):
+        return LAYOUTS[self.layout](np.arange(60, dtype=np.float32).reshape(5, 4, 3) + 100 * i), i
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("place", ["memory", "file", "views"])
+def test_hits_are_right_in_any_layout(place, layout, tmp_path):
+    dataset = Laid(layout)
+    cached = fastiter.cache(dataset, **place_of(place, tmp_path), copy=place != "views")
+    with MultiprocessIterator(cached, 6, n_processes=2, shuffle=True, context="fork") as iterator:
+        for _ in range(4 * N // 6):
+            for array, i in next(iterator):
+                assert type(array) is type(dataset[i][0])
+                np.testing.assert_array_equal(array, dataset[i][0])
+    assert cached.stats().hit_rate > 0.5
+
+
 class Many(Rows):
     def __getitems__(self, indices):
         with CALLS:
