@@ -15,6 +15,7 @@
 #define PLACE_BITS (((uint64_t)1 << 40) - 1)
 #define LOOK_BYTES ((uint64_t)16 << 20) /* of new entries, before free memory is looked at */
 #define RETRY_NS 1000000000
+#define MOST_REFUSALS 8
 #define VIEW_BITS 24 /* of the smallest view */
 
 uint64_t fi_cache_start(uint64_t length)
@@ -84,6 +85,21 @@ static int refuse(fi_cache *cache, enum fi_cache_full why)
     return FI_CACHE_REFUSED;
 }
 
+/* A row larger than all others does not tell that the next ones have no room. */
+static int refuse_for_limit(fi_cache *cache, uint64_t bytes)
+{
+    fi_cache_add(cache, FI_CACHE_REFUSALS, 1);
+    if (bytes > fi_cache_load(cache, FI_CACHE_LARGEST) &&
+        fi_cache_load(cache, FI_CACHE_REFUSALS) < MOST_REFUSALS)
+        return FI_CACHE_REFUSED;
+    return refuse(cache, FI_CACHE_AT_LIMIT);
+}
+
+static uint64_t bytes_of(const fi_cache_entry *entry)
+{
+    return (FI_CACHE_HEAD + entry->size + FI_CACHE_HEAD - 1) / FI_CACHE_HEAD * FI_CACHE_HEAD;
+}
+
 /* Space of `bytes`, which nobody else gets. */
 static int reserve(fi_cache *cache, uint64_t bytes, uint64_t *offset)
 {
@@ -92,7 +108,7 @@ static int reserve(fi_cache *cache, uint64_t bytes, uint64_t *offset)
         uint64_t used = end - fi_cache_load(cache, FI_CACHE_BASE);
         if (end % FI_CACHE_HEAD != 0 || end / FI_CACHE_HEAD + bytes > PLACE_BITS ||
             used > cache->limit || bytes > cache->limit - used)
-            return refuse(cache, FI_CACHE_AT_LIMIT);
+            return refuse_for_limit(cache, bytes);
         if (cache->takes_memory && end / LOOK_BYTES != (end + bytes) / LOOK_BYTES &&
             fi_memory_available() < bytes + LOOK_BYTES)
             return refuse(cache, FI_CACHE_NO_MEMORY);
@@ -134,6 +150,26 @@ static bool read_all(int fd, char *into, uint64_t bytes, uint64_t offset)
     return true;
 }
 
+static void raise_to(fi_cache *cache, uint64_t word, uint64_t value)
+{
+    uint64_t now = fi_cache_load(cache, word);
+    while (now < value && !atomic_compare_exchange_weak(cache->words + word, &now, value))
+        ;
+}
+
+/* An entry beyond the end of a file that was cut fills the gap with zeros, where entries were that
+ * count as checked. With a new stamp all are checked again. */
+static void notice_cut(fi_cache *cache)
+{
+    uint64_t written = fi_cache_load(cache, FI_CACHE_WRITTEN), stamp;
+    struct stat status;
+    if (!cache->has_sums || fstat(cache->fd, &status) != 0 || (uint64_t)status.st_size >= written ||
+        !fi_cache_swap(cache, FI_CACHE_WRITTEN, written, 0))
+        return;
+    stamp = fi_cache_load(cache, FI_CACHE_STAMP);
+    fi_cache_put(cache, FI_CACHE_STAMP, (stamp + written) * 0x9e3779b97f4a7c15u | 1);
+}
+
 static uint64_t sum_of(const fi_cache_entry *head, const void *content)
 {
     uint64_t sum = fi_checksum(&head->row, sizeof *head - sizeof head->sum, 1);
@@ -144,12 +180,13 @@ int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry
                    uint64_t begun, const fi_cache_part *parts, int n)
 {
     uint64_t word = fi_cache_row(row), offset = 0;
-    uint64_t bytes = (FI_CACHE_HEAD + entry->size + FI_CACHE_HEAD - 1) / FI_CACHE_HEAD * FI_CACHE_HEAD;
+    uint64_t bytes = bytes_of(entry);
     int rc = reserve(cache, bytes, &offset);
     if (rc != FI_CACHE_FOUND) {
         (void)fi_cache_swap(cache, word, claim, 0);
         return rc;
     }
+    notice_cut(cache);
     entry->sum = entry->zeros[0] = entry->zeros[1] = 0;
     entry->row = row;
     entry->offset = offset;
@@ -163,6 +200,9 @@ int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry
         fi_cache_put(cache, word + 1, fi_cache_load(cache, FI_CACHE_STAMP));
         if (fi_cache_swap(cache, word, claim, PLACE | offset / FI_CACHE_HEAD)) {
             fi_cache_add(cache, FI_CACHE_COMMITTED, bytes);
+            raise_to(cache, FI_CACHE_LARGEST, bytes);
+            raise_to(cache, FI_CACHE_WRITTEN, offset + FI_CACHE_HEAD + entry->size);
+            fi_cache_put(cache, FI_CACHE_REFUSALS, 0);
             if (fi_cache_load(cache, FI_CACHE_FULL) > FI_CACHE_AT_LIMIT)
                 fi_cache_put(cache, FI_CACHE_FULL, FI_CACHE_HAS_ROOM);
             return FI_CACHE_FOUND;
@@ -227,6 +267,17 @@ bool fi_cache_has(const fi_cache *cache, uint64_t row, uint64_t word)
 {
     atomic_thread_fence(memory_order_acquire); /* after what was read */
     return fi_cache_load(cache, fi_cache_row(row)) == word; /* emptied before pages are given back */
+}
+
+void fi_cache_drop(fi_cache *cache, uint64_t row, uint64_t word)
+{
+    fi_cache_entry head;
+    bool has_head = fi_cache_head(cache, row, word, &head) == FI_CACHE_FOUND;
+    if (!fi_cache_is_place(word) || !fi_cache_swap(cache, fi_cache_row(row), word, 0))
+        return;
+    fi_cache_add(cache, FI_CACHE_DAMAGED, 1);
+    if (has_head) /* its space holds no row any more */
+        fi_cache_add(cache, FI_CACHE_COMMITTED, -bytes_of(&head));
 }
 
 bool fi_cache_copy(const fi_cache *cache, uint64_t offset, void *into, uint64_t bytes)

@@ -30,6 +30,9 @@ enum fi_cache_word { /* words of the header that change; those before describe t
     FI_CACHE_FULL,      /* an fi_cache_full */
     FI_CACHE_RETRY_NS,  /* until then nothing is stored after a refusal by the system */
     FI_CACHE_TOLD,      /* bits of what one of the processes has told its user */
+    FI_CACHE_LARGEST,   /* bytes of the largest entry that was stored */
+    FI_CACHE_REFUSALS,  /* larger ones in a row that have found no room */
+    FI_CACHE_WRITTEN,   /* where the last entry ends: a file that is shorter was cut */
     FI_CACHE_KEYS = 512, /* for each token the key of its present owner */
     FI_CACHE_INDEX = FI_CACHE_KEYS + FI_CACHE_TOKENS
 };
@@ -115,6 +118,9 @@ const char *fi_cache_map(fi_cache *cache, uint64_t offset, uint64_t bytes);
 
 /* The same of memory without a name, which nobody can cut; NULL of a file. */
 const char *fi_cache_view(fi_cache *cache, uint64_t offset, uint64_t bytes);
+
+/* Empties a row that is damaged, if it still has this word. */
+void fi_cache_drop(fi_cache *cache, uint64_t row, uint64_t word);
 
 /* Whether the row still has this word: what was read of its entry was whole then. */
 bool fi_cache_has(const fi_cache *cache, uint64_t row, uint64_t word);

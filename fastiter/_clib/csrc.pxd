@@ -98,6 +98,7 @@ cdef extern from "os/fi_cache.h" nogil:
     int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head)
     int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, void *content)
     bint fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry *head)
+    void fi_cache_drop(fi_cache *cache, uint64_t row, uint64_t word)
     bint fi_cache_copy(const fi_cache *cache, uint64_t offset, void *into, uint64_t bytes)
     const char *fi_cache_map(fi_cache *cache, uint64_t offset, uint64_t bytes)
     const char *fi_cache_view(fi_cache *cache, uint64_t offset, uint64_t bytes)

@@ -175,8 +175,7 @@ cdef class CacheTable:
 
     def drop(self, uint64_t row, uint64_t word):
         """Empties a row that is damaged, if it still has that word."""
-        if fi_cache_is_place(word) and fi_cache_swap(&self.cache, fi_cache_row(row), word, 0):
-            fi_cache_add(&self.cache, FI_CACHE_DAMAGED, 1)
+        fi_cache_drop(&self.cache, row, word)
 
     def stores(self, uint64_t row):
         """Whether it may be worth while to prepare an entry for `store`."""

@@ -174,7 +174,7 @@ def _reduce_image(value: Any) -> Any:
     # Of all images: info, mode, size, palette, pixels; what follows is a subclass's.
     if type(state) not in (list, tuple) or len(state) < 5 or type(state[4]) is not bytes:
         return None
-    if state[3] is not None and value.palette.mode == "RGBA":
+    if state[3] is not None and getattr(value.palette, "mode", None) == "RGBA":
         alpha = bytes(value.getpalette("RGBA"))  # which Pillow's own pickles lose
     pixels: Any = np.asarray(_Writable(np.frombuffer(data or state[4], np.uint8))).view(_Pixels)
     if size is None:

@@ -35,7 +35,9 @@ class Meaning(NamedTuple):
     @classmethod
     def of(cls, dataset: Any, length: int, key: Any) -> Meaning:
         kind = type(dataset)
-        text = f"{kind.__module__}.{kind.__qualname__}"
+        # The main module of a program is called otherwise in the processes that it spawns.
+        module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
+        text = f"{module}.{kind.__qualname__}"
         return cls(length, _short(text), None if key is None else _short(repr(key)))
 
     def __str__(self) -> str:
@@ -154,8 +156,7 @@ def _make(path: str, meaning: Meaning, place: Any) -> None:
     _HEAD.pack_into(head, 0, _MAGIC, 0, meaning.length, os.urandom(16), len(text))
     head[_HEAD.size : _HEAD.size + len(text)] = text
     struct.pack_into("<Q", head, 16, status.checksum(head, _SUMMED, len(head), 0))
-    folder, name = os.path.split(path)
-    fd, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)  # of mode 0600
+    fd, temporary = tempfile.mkstemp(prefix=".fastiter.", dir=os.path.dirname(path))  # mode 0600
     try:
         os.write(fd, head)
         os.posix_fallocate(fd, 0, start_of(meaning.length))
@@ -178,6 +179,7 @@ def _table(fd: int, meaning: Meaning, disk: float, is_read_only: bool) -> CacheT
         limit = used + int(limit * free.f_bavail * free.f_frsize)
         _require_index(limit, meaning.length)
     is_first = False
+    # Whoever cannot write has no lock, which would tell the next one that an opening is under way.
     if not is_read_only:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,7 +189,8 @@ def _table(fd: int, meaning: Meaning, disk: float, is_read_only: bool) -> CacheT
     if is_first or is_read_only:
         facts = os.fstat(fd)
         table.begin(max(facts.st_size, start), facts.st_blocks * 512)
-    fcntl.flock(fd, fcntl.LOCK_SH)
+    if not is_read_only:
+        fcntl.flock(fd, fcntl.LOCK_SH)
     return table
 
 

@@ -95,6 +95,7 @@ class CachedDataset(Closing, DatasetMixin):
         self._table: CacheTable | None = None
         self._is_unproven = False  # whether the rows may be another dataset's
         self._error: str | None = None
+        self._unloadable: set[int] = set()  # rows whose entries did not load: not stored again
 
     def _open_memory(self, size: float) -> None:
         start = start_of(self._length)
@@ -176,7 +177,9 @@ class CachedDataset(Closing, DatasetMixin):
             example = unpack(content, copy=self._copies and content.readonly)
         except MemoryError:
             raise
-        except Exception:  # what damaged bytes make, or a class that is not here
+        except Exception:  # what damaged bytes make, or a class that pickles and does not load
+            if table.has(row, word):
+                self._unloadable.add(row)
             table.drop(row, word)
             return None
         if not table.has(row, word):
@@ -192,8 +195,12 @@ class CachedDataset(Closing, DatasetMixin):
             fetched = self.dataset[row]
         except Exception:
             return  # another row has to tell
+        try:
+            are_same = _are_same(example, fetched)
+        except RecursionError:
+            return  # an object in itself
         self._is_unproven = False
-        if not _are_same(example, fetched):
+        if not are_same:
             self._error = (
                 f"row {row} of the cache {self.path} differs from what the dataset returns now: "
                 "pass key= (whatever decides what an example is), or delete the file"
@@ -232,7 +239,7 @@ class CachedDataset(Closing, DatasetMixin):
 
     def _store(self, table: CacheTable, row: int, example: Any, seconds: float) -> None:
         is_stored = False
-        if table.stores(row):
+        if row not in self._unloadable and table.stores(row):
             try:
                 packed = Packed(example)
                 signature, fields = fields_of(example, packed)
@@ -335,7 +342,7 @@ class CachedDataset(Closing, DatasetMixin):
 
     def __getstate__(self) -> dict[str, Any]:
         self._opened()
-        own = ("_table", "_is_unproven", "_error")
+        own = ("_table", "_is_unproven", "_error", "_unloadable")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -444,9 +451,12 @@ def _are_same(stored: Any, fetched: Any) -> bool:
         if _bytes_of(stored) == _bytes_of(unpack(memoryview(_bytes_of(fetched)))):
             return True
     try:  # a set has its items in the order of the process that made it
-        return bool(stored == fetched if tensor is not type(stored) else stored.equal(fetched))
+        if stored == fetched if tensor is not type(stored) else stored.equal(fetched):
+            return True
     except Exception:
-        return False
+        pass
+    # Of a class whose objects differ by identity, or whose attributes cannot be compared by `==`.
+    return bool(getattr(stored, "__dict__", None)) and _are_same(vars(stored), vars(fetched))
 
 
 def _bytes_of(value: Any) -> bytearray:

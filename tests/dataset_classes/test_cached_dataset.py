@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import dataclasses
 import errno
 import io
 import itertools
@@ -559,6 +560,97 @@ def test_rows_that_are_stored_anew_are_checked_by_readers_of_the_file(tmp_path):
         assert reader[0] == 2 and reader.dataset.asked == [0]
         cached[0], cached[1]
         assert reader[:] == [1, "one"] and reader.dataset.asked == [0]
+
+
+def test_a_reader_of_a_file_keeps_no_check_from_others(tmp_path):
+    """Whoever opens it next for writing begins an opening, with checks of its own."""
+    path = tmp_path / "file"
+    row = np.arange(100, 200, dtype=np.uint8)
+    with fastiter.cache(Counted([row]), path=path, key=1) as cached:
+        cached[0]
+    with read_only_files():
+        reader = fastiter.cache(Counted([row]), path=path, key=1)
+    with open(path, "r+b") as file:
+        file.seek(path.read_bytes().index(row.tobytes()))
+        file.write(b"\0")
+    with fastiter.cache(Counted([row]), path=path, key=1) as cached:
+        assert_equal(cached[0], row)
+        assert cached.stats().damaged == 1
+    reader.close()
+
+
+def test_a_file_that_was_cut_while_it_was_open(tmp_path):
+    """An entry that is stored behind the cut fills the gap with zeros."""
+    path = tmp_path / "file"
+    rows = [np.full(10_000, i + 1, np.uint8) for i in range(4)]
+    cached = fastiter.cache(Counted(rows), path=path, key=1)
+    cached[0], cached[1]
+    os.truncate(path, path.stat().st_size - 5_000)
+    cached[2]
+    assert_equal(cached[:], rows)
+    assert cached.dataset.asked == [0, 1, 2, 1, 3] and cached.stats().damaged == 1
+
+
+class Unloadable(Exception):
+    def __init__(self, first, second):
+        super().__init__(first)
+
+
+@pytest.mark.parametrize("place", ["memory", "file"])
+def test_a_row_that_pickles_and_does_not_load_takes_space_once(place, tmp_path):
+    rows = [(np.zeros(1000), Unloadable(1, 2)), *(np.full(1000, i) for i in range(99))]
+    where = {"memory": 2 << 20} if place == "memory" else {"path": tmp_path / "file", "key": 1}
+    cached = fastiter.cache(rows, **where)
+    for _ in range(400):
+        assert type(cached[0][1]) is Unloadable
+    assert_equal(cached[1:], rows[1:])
+    stats = cached.stats()
+    assert (stats.rows, stats.full, stats.damaged, stats.uncached) == (99, "", 1, 399)
+    assert 8000 < stats.lost < 9000
+
+
+def test_a_row_that_is_larger_than_the_room_is_not_stored_and_others_are():
+    rows = [np.zeros(10_000_000 if i % 50 == 0 else 10) for i in range(100)]
+    cached = fastiter.cache(rows, memory=1 << 20)
+    for _ in range(3):
+        assert_equal(cached[:], rows)
+    stats = cached.stats()
+    assert (stats.rows, stats.full, stats.uncached) == (98, "", 6)
+    for _ in range(8):
+        cached[0]
+    assert cached.stats().full == "memory"  # nothing else came
+
+
+class Attributes:
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+
+@dataclasses.dataclass
+class Record:
+    names: set
+    array: np.ndarray
+
+
+PROOF = """
+import sys; sys.path[:0] = {path!r}
+import numpy as np, fastiter
+from test_cached_dataset import Attributes, Record
+words = {{"a", "b", "c", "dd", "some", "more"}}
+rows = [Record(words, np.ones(2)) if {i} else Attributes(words=words, array=np.ones(2))]
+print(fastiter.cache(rows, path={file!r})[0].array)
+"""
+
+
+@pytest.mark.parametrize("i", [0, 1])
+def test_equal_objects_of_own_classes_are_no_reason_to_refuse_a_file(i, tmp_path):
+    source = PROOF.format(path=sys.path, file=str(tmp_path / "file"), i=i)
+    for seed in "123":  # sets have another order
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True)
+        assert (done.stdout, done.stderr) == (b"[1. 1.]\n", b"")
+    with pytest.raises(ValueError, match="differs"):
+        fastiter.cache([Attributes(words={"a"}, array=np.ones(2))], path=tmp_path / "file")[0]
 
 
 def read_all(path, examples):

@@ -226,6 +226,32 @@ def test_many_processes_make_one_file(tmp_path):
         assert cached.stats().rows == N
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_that_a_program_starts_opens_its_file(method, tmp_path):
+    """The main module has another name there."""
+    source = f"""
+import multiprocessing
+import fastiter
+
+class Rows:
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        return i
+
+def check():
+    with fastiter.cache(Rows(), path={str(tmp_path / "file")!r}, key=1) as cached:
+        print(cached[3], cached.stats().hits, flush=True)
+
+if __name__ == "__main__":
+    fastiter.cache(Rows(), path={str(tmp_path / "file")!r}, key=1)[3]
+    process = multiprocessing.get_context({method!r}).Process(target=check)
+    process.start()
+    process.join()
+"""
+    assert run_script(tmp_path, source) == (0, "3 1\n", "")
+
+
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_fill_fetches_each_row_once(kind, tmp_path, caplog):
     cached = fastiter.cache(Rows(fail=(7,)), **place_of(kind, tmp_path))
