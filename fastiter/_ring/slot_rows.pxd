@@ -10,11 +10,13 @@ cdef class SlotRows(SlotWriter):
     cdef uint64_t stored_word  # of the row that `find_stored` has found, and what it has read
     cdef char stored[FI_CACHE_PEEK]
     cdef bint is_kept  # an array that the dataset was given last is still in use
-    cdef object seeds  # uint64 (n + 1,), of the batch `seeds_of`
-    cdef uint64_t seeds_of
-    cdef bint is_made_as_a_whole(self) noexcept
+    cdef object plan_message  # of the batch `message_of`
+    cdef object seeds  # uint64 (n + 1,), of that batch, once they were asked for
+    cdef uint64_t message_of
+    cdef bint is_made_as_a_whole(self) except -1
     cdef int64_t index_of(self, uint32_t row) noexcept
-    cdef object request(self)
+    cdef object message(self)
+    cdef object unpacked_message(self)
     cdef uint32_t store(self, uint32_t row, object example) except 0
     cdef int load_schema(self) except -1
     cdef bint find_stored(self, fi_cache *cache, uint64_t number) except -1

@@ -40,15 +40,22 @@ cdef class SlotRows(SlotWriter):
 
     def __cinit__(self, *_):
         self.schema_number = -1
-        self.seeds_of = <uint64_t>-1
+        self.message_of = <uint64_t>-1
 
     @cython.final
     cdef int64_t index_of(self, uint32_t row) noexcept:
         return fi_row_index(self.end.worker.ring, self.end.claim.slot, row)[0]
 
     @cython.final
-    cdef object request(self):
-        """The request in the plan of the current batch, besides its indices, or None."""
+    cdef object message(self):
+        """The object in the plan of the current batch, besides its indices: a request, or as bytes
+        the seeds of its rows; or None."""
+        if self.message_of != self.end.claim.q:
+            self.plan_message, self.seeds = self.unpacked_message(), None
+            self.message_of = self.end.claim.q
+        return self.plan_message
+
+    cdef object unpacked_message(self):
         cdef WorkerRing end = self.end
         cdef uint64_t offset = 0, size = 0
         if fi_slot_request(end.worker.ring, end.claim.slot, &offset, &size) != FI_OK:
@@ -62,9 +69,9 @@ cdef class SlotRows(SlotWriter):
     def own_seed(self):
         """The seed of the row that is fetched by itself; of the converter between rows."""
         cdef WorkerRing end = self.end
-        if self.seeds_of != end.claim.q:
-            self.seeds = numpy.frombuffer(self.request(), numpy.uint64)
-            self.seeds_of = end.claim.q
+        message = self.message()
+        if self.seeds is None:
+            self.seeds = numpy.frombuffer(message, numpy.uint64)
         return int(self.seeds[self.row if self.row >= 0 else end.claim.n])
 
     def wait_begins(self):
@@ -72,11 +79,12 @@ cdef class SlotRows(SlotWriter):
         fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.claim.first))
 
     @cython.final
-    cdef bint is_made_as_a_whole(self) noexcept:
-        """Whether the batch has a single row without columns, and what it is told is no seeds."""
+    cdef bint is_made_as_a_whole(self) except -1:
+        """Whether the batch has a single row without columns, and a request."""
         cdef fi_claim *claim = &self.end.claim
         return (claim.n == 1 and fi_slot_schema(self.end.worker.ring, claim.slot) == 0
-                and fi_slot_has_request(self.end.worker.ring, claim.slot))
+                and fi_slot_has_request(self.end.worker.ring, claim.slot)
+                and type(self.message()) is not bytes)
 
     # ---- written
 

@@ -97,7 +97,7 @@ cdef class RowWriter(ColumnRows):
         batches that are made row by row."""
         cdef WorkerRing end = self.end
         cdef fi_geometry *geometry = &end.worker.ring.geometry
-        if self.answer is not None and fi_slot_has_request(end.worker.ring, end.claim.slot):
+        if self.is_whole:
             return numpy.empty(0, numpy.int64)
         found = numpy.empty(<size_t>geometry.slots * geometry.rows, numpy.int64)
         return found[:fi_rows_before(
@@ -326,7 +326,7 @@ cdef class RowWriter(ColumnRows):
         """Has the only row of a batch made of what its plan asks for."""
         if self.begin_row(row):
             try:
-                example = self.answer(self.request())
+                example = self.answer(self.message())
                 Py_INCREF(example)
                 self.put_example(row, <PyObject *>example)
             except BaseException as error:

@@ -62,7 +62,7 @@ cdef class PartWriter(RowWriter):
         self.load_schema()
         record = b"" if self.schema is None else end.arena.schema_record(<uint32_t>self.schema_number)
         batch = (record, (self.origin.seed[0], self.origin.seed[1]),
-                 (self.origin.epoch, self.origin.position, self.origin.epoch_size), None, self.request())
+                 (self.origin.epoch, self.origin.position, self.origin.epoch_size), None, self.message())
         return (end.claim.q, end.claim.slot, end.claim.n), batch, ranges
 
     def leaves(self):

@@ -193,3 +193,28 @@ def test_the_loader_of_torch_takes_the_dataset(images):
     loader = torch.utils.data.DataLoader(images, 4, shuffle=True, num_workers=2)
     shapes = [tuple(x.shape) for x, _ in loader]
     assert shapes == [(4, 3, 16, 16)] * 5 + [(2, 3, 16, 16)]
+
+
+class Random(Draws):
+    def __getitem__(self, i):
+        return torch.rand(1), i
+
+
+SHARED = [{"hedge": 0.05}, {"dataset_timeout": 30.0}, {"num_workers": "auto"}]
+
+
+@pytest.mark.parametrize("collate_fn", [None, list, lambda rows: rows], ids=["default", "list", ""])
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 7])
+@pytest.mark.parametrize("arguments", SHARED, ids=str)
+def test_seeds_where_workers_share_rows(arguments, batch_size, collate_fn):
+    """A batch of one row with seeds is no request for a whole batch."""
+    if batch_size is None and collate_fn is not None:
+        collate_fn = lambda row: row  # noqa: E731
+    epochs = []
+    for given in ({"num_workers": 0}, {"num_workers": 2, **arguments}):
+        torch.manual_seed(1)
+        loader = DataLoader(
+            Random(), batch_size, seed_examples=True, collate_fn=collate_fn, **given
+        )
+        epochs.append([str(batch) for batch in loader])
+    assert epochs[0] == epochs[1]
