@@ -5,6 +5,8 @@ rank's batches; a step takes the next ``num_ranks`` of them, one for each rank. 
 of cuts there is one every ``batch_size`` rows.
 """
 
+import numpy
+
 cimport numpy as cnp
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
@@ -25,6 +27,19 @@ cdef int64_t place_of(const int64_t *cuts, int64_t m, int64_t position) noexcept
         else:
             high = middle - 1
     return low
+
+
+cdef int note_epochs(Plan plan, list spans) except -1:
+    """Notes the epochs of a plan's rows, which may differ in size."""
+    cdef int64_t first = spans[0][0], size = spans[len(spans) - 2][0]
+    if len(spans) == 2:
+        plan.epoch_size = max(first, plan.epoch_size)
+    elif first <= size and all(n == size for n, _ in spans[1:len(spans) - 1]):
+        plan.epoch_size = size
+    else:
+        rows, numbers = zip(*spans)
+        plan.row_epochs, plan.epoch_size = numpy.repeat(numbers, rows), 0
+    return 0
 
 
 cdef class EpochPlanQueue(PlanQueue):
@@ -80,6 +95,7 @@ cdef class EpochPlanQueue(PlanQueue):
         plan.number = step.number
         plan.n_valid = step.n_valid
         parts = None if self.example_seed is None else []
+        spans = None  # numbers of rows of the epochs that they are of, where these are several
         while True:
             n = min(step.rows - done, size - position)
             # The rank's rows among those at [done, done + n) of the step.
@@ -95,6 +111,8 @@ cdef class EpochPlanQueue(PlanQueue):
                         plan.indices = new_indices(step.count)
                     memcpy(data_of(plan.indices) + low - step.first, data_of(piece),
                            (high - low) * sizeof(int64_t))
+                    if is_endless:
+                        spans = [*(spans or ()), (high - low, epoch)]
                 if high == step.first + step.count:
                     plan.epoch = epoch
                     plan.epoch_size = size
@@ -124,6 +142,8 @@ cdef class EpochPlanQueue(PlanQueue):
         put(after, CUTS, cuts)
         put(after, STEP, item(state, STEP) + 1)
         plan.state = after
+        if spans is not None:
+            note_epochs(plan, spans)
         if parts is not None:
             plan.seeds = self._seeds(plan, parts, item(state, STEP))
         return plan

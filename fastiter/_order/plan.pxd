@@ -39,6 +39,7 @@ cdef class Plan:
     cdef readonly int64_t epoch
     cdef readonly int64_t position
     cdef readonly int64_t epoch_size
+    cdef public object row_epochs
     cdef readonly int64_t first
     cdef readonly int64_t number
     cdef public int64_t n_valid

@@ -63,6 +63,8 @@ cdef class Plan:
         converter; None if they are not seeded
     epoch, position, epoch_size : the last ``position`` rows are of ``epoch``, the ``epoch_size``
         rows before them of the epoch before, and so on
+    row_epochs : the epoch of each row, int64, where these are of three epochs or more that differ in
+        size, and `epoch_size` is 0; as a rule None
     first : number of the first row; its random numbers, and those of the rows after it, belong to
         these numbers in place of the epoch; -1: to the epoch
     number : number of the batch in the epoch in which it begins, from 0, for messages
@@ -77,7 +79,7 @@ cdef class Plan:
         self.worker = self.first = -1
 
     def __init__(self, indices, state, error=None, request=None, int worker=-1, *, origin=None,
-                 first=-1, number=0, n_valid=None, seeds=None):
+                 first=-1, number=0, n_valid=None, seeds=None, row_epochs=None):
         self.indices = indices
         self.state = state
         self.error = error
@@ -86,6 +88,7 @@ cdef class Plan:
         self.first = first
         self.number = number
         self.seeds = seeds
+        self.row_epochs = row_epochs
         if indices is not None:
             self.epoch, self.position, self.epoch_size = (
                 (state.epoch, state.position, state.epoch_size) if origin is None else origin)
@@ -129,6 +132,8 @@ cdef class Plan:
     cpdef int64_t epoch_of(self, int64_t row) except? -1:
         """The epoch that a row belongs to."""
         cdef int64_t before = cnp.PyArray_SIZE(self.indices) - row - self.position
+        if self.row_epochs is not None:
+            return self.row_epochs[row]
         return self.epoch if before <= 0 else max(0, self.epoch - 1 - (before - 1) // self.epoch_size)
 
     def key_of(self, int64_t row):
@@ -140,7 +145,8 @@ cdef class Plan:
         """Arguments of the constructor for a plan of the same batch, without work and outcome."""
         return (self.indices, self.state), {
             "origin": (self.epoch, self.position, self.epoch_size), "first": self.first,
-            "number": self.number, "n_valid": self.n_valid, "seeds": self.seeds}
+            "number": self.number, "n_valid": self.n_valid, "seeds": self.seeds,
+            "row_epochs": self.row_epochs}
 
 
 cdef class PlanQueue:

@@ -47,6 +47,8 @@ def dataset_length(dataset: Any) -> int:
 def row_epochs(plan: Plan) -> Indices:
     """The epoch of each row of a batch."""
     assert plan.indices is not None
+    if plan.row_epochs is not None:
+        return plan.row_epochs
     before = np.arange(len(plan.indices) - plan.position, -plan.position, -1, dtype=np.int64)
     earlier = 1 + (before - 1) // plan.epoch_size
     return np.where(before <= 0, plan.epoch, np.maximum(0, plan.epoch - earlier))

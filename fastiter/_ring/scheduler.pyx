@@ -135,7 +135,7 @@ cdef class BatchScheduler(ParentRing):
             raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
         origin.seed[0], origin.seed[1] = self.seed
         origin.position, origin.epoch = plan.position, plan.epoch
-        origin.epoch_size = plan.epoch_size
+        origin.epoch_size = 0 if plan.row_epochs is not None else max(1, plan.epoch_size)
         if plan.first >= 0:  # each row has its number in place of an epoch
             origin.epoch = plan.first + cnp.PyArray_SIZE(indices) - 1
             origin.position = origin.epoch_size = 1

@@ -72,6 +72,10 @@ cdef class RowWriter(ColumnRows):
             return None
         if not self.two_steps:
             fi_slot_origin(end.worker.ring, end.claim.slot, &origin)
+        if origin.epoch_size == 0:
+            raise RuntimeError(
+                "this batch has examples of three epochs or more, of different lengths, and a worker "
+                "does not know the epoch of each: pass a smaller batch_size")
         return (
             (origin.seed[0], origin.seed[1]),
             fi_row_epoch(&origin, <uint32_t>row, end.claim.n),

@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import pickle
+import random
 import re
 import threading
 from typing import Any
@@ -13,8 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastiter import SerialIterator, ShuffleOrderSampler
+from fastiter import (
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+    ShuffleOrderSampler,
+)
 from fastiter.iterators import Epoch, EpochSampler
+from fastiter.random import example_rng
 from fastiter.tokens import TokenDataset
 from tests.support.inside import planner_of
 
@@ -609,3 +616,50 @@ def test_rows_of_epochs_in_an_order_of_the_users():
         SerialIterator(dataset, 4, order_sampler=ShuffleOrderSampler(0)).load_state_dict(
             whole.state_dict()
         )
+
+
+class Short(EpochSampler):
+    """Epochs of few examples, of different lengths."""
+
+    varies = True
+
+    def epoch(self, number: int, n_examples: int, cuttings: Any = ()) -> Epoch:
+        return Epoch(list(range((2, 3, 1, 5, 2)[number % 5])))
+
+
+class DrawsOf:
+    """Examples with random numbers by the seeds of examples, or by their generators."""
+
+    def __init__(self, by_generators: bool) -> None:
+        self.by_generators = by_generators
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, i: int) -> Any:
+        return i, example_rng().random() if self.by_generators else random.random()
+
+
+@pytest.mark.parametrize("by_generators", [False, True])
+@pytest.mark.parametrize("kind", [SerialIterator, MultithreadIterator, MultiprocessIterator])
+def test_batches_of_several_short_epochs_know_the_epoch_of_each_row(kind, by_generators):
+    def run(batch_size, kind=kind):
+        rows, epochs = [], []
+        dataset = DrawsOf(by_generators)
+        sampler = Short(7)
+        with kind(
+            dataset, batch_size, order_sampler=sampler, seed_examples=not by_generators
+        ) as iterator:
+            while len(rows) < 40:
+                rows += next(iterator)
+                epochs += iterator.address.epochs.tolist()
+        return rows[:40], epochs[:40]
+
+    expected = run(1, SerialIterator)
+    for size in range(1, 12):
+        try:
+            assert run(size) == expected
+        except RuntimeError as error:
+            # Of workers, which know the epochs of two.
+            assert kind is MultiprocessIterator and by_generators and size > 3
+            assert "pass a smaller batch_size" in str(error)
