@@ -18,7 +18,7 @@ from fastiter._device.cupy import synchronize
 from fastiter._order.example_context import ExampleContext
 from fastiter._stats.timer import now
 from fastiter._threads.batch_buffer import BatchBuffer, CallCost, Position
-from fastiter._util.failures import Failure, RowCountError, annotate
+from fastiter._util.failures import Failure, RowCountError, annotate, merged
 from fastiter.errors import DatasetTimeoutError
 
 if TYPE_CHECKING:
@@ -316,10 +316,9 @@ class BatchTask:
 
     def rebuild(self, replaced: dict[int, Any]) -> Any:
         """Make the batch once more, with examples in the place of some rows that have failed."""
-        failed = {failure.row for failure in self._tolerated}
-        rows = [row for row in range(len(self.indices)) if row not in failed]
-        found = {**dict(zip(rows, self._examples() if rows else [], strict=True)), **replaced}
-        return self._convert([found[row] for row in sorted(found)])
+        has_good = len(self._tolerated) < len(self.indices)
+        good = self._examples() if has_good else []
+        return self._convert(merged(good, self._tolerated, replaced))
 
     def _convert(self, examples: list[Any]) -> Any:
         converter, concat = self._settings.batch_maker.converter, self._settings.batch_maker.concat

@@ -84,6 +84,16 @@ class FailurePolicy(Protocol):
         failure of the batch."""
 
 
+def merged(
+    examples: Sequence[Any], failures: Sequence[Failure], replaced: dict[int, Any]
+) -> list[Any]:
+    """The examples of a batch in their order: those that have not failed, and replacements."""
+    failed = {failure.row for failure in failures}
+    rows = (row for row in range(len(examples) + len(failed)) if row not in failed)
+    found = {**dict(zip(rows, examples, strict=True)), **replaced}
+    return [found[row] for row in sorted(found)]
+
+
 def is_skippable(error: BaseException) -> bool:
     """Whether an exception of a dataset concerns one example, which may be skipped."""
     return not (isinstance(error, (*STOPS, RowCountError)) or getattr(error, _FINAL, False))

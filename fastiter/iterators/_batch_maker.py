@@ -15,7 +15,7 @@ from fastiter._device import devices
 from fastiter._fetch.dataset_access import ColumnGatherer, PlainColumns, column_getter, columns_of
 from fastiter._fetch.reader import DatasetReader, reader_of
 from fastiter._fetch.seeded import SeededCall, SeededExamples
-from fastiter._util.failures import Failure, FailurePolicy, is_skippable
+from fastiter._util.failures import Failure, FailurePolicy, is_skippable, merged
 from fastiter.dataset.convert import concat_examples
 
 if TYPE_CHECKING:
@@ -127,10 +127,7 @@ class BatchMaker:
             replaced = policy.resolve(plan, failures)
             if isinstance(replaced, Failure):
                 return replaced
-            failed = {failure.row for failure in failures}
-            rows = [row for row in range(len(indices)) if row not in failed]
-            found = {**dict(zip(rows, examples, strict=True)), **replaced}
-            examples = [found[row] for row in sorted(found)]
+            examples = merged(examples, failures, replaced)
         if self.converter is None:
             return examples
         known = indices if len(examples) == len(indices) else None  # rows may have failed

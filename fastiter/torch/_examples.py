@@ -11,7 +11,7 @@ from fastiter._fetch.dataset_access import is_fetched_one_by_one
 from fastiter._fetch.seeded import SeededExamples
 from fastiter._order.example_context import ExampleContext, each
 from fastiter._plan.state import SkipState
-from fastiter._util.failures import Failure, is_skippable
+from fastiter._util.failures import Failure, is_skippable, merged
 from fastiter.iterators._skips import SkipPolicy
 from fastiter.torch._keys import keys_of
 
@@ -136,24 +136,12 @@ class Numbered:
         return examples, failed
 
 
-def merged(examples: Sequence[Any], failures: Sequence[int], replaced: dict[int, Any]) -> list[Any]:
-    """The examples of a batch in their order: those that have not failed, and replacements."""
-    found, rest = [], iter(examples)
-    for row in range(len(examples) + len(failures)):
-        if row in replaced:
-            found.append(replaced[row])
-        elif row not in failures:
-            found.append(next(rest))
-    return found
-
-
 def decided(
     policy: KeyPolicy, plan: Plan, failures: Sequence[Failure], examples: Sequence[Any]
 ) -> list[Any] | Failure:
     """The examples that are left of a batch, or its failure."""
-    rows = [failure.row for failure in failures]
     replaced = policy.decide(plan, failures)
-    return replaced if isinstance(replaced, Failure) else merged(examples, rows, replaced)
+    return replaced if isinstance(replaced, Failure) else merged(examples, failures, replaced)
 
 
 class Seeded(SeededExamples):
