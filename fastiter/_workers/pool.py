@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fastiter._clib import status
 from fastiter._order.plan import Plan, PlanQueue
@@ -29,11 +29,11 @@ from fastiter._workers.main import BatchJob
 from fastiter._workers.process import LEFT, UNKNOWN_END, Overrun, WorkerProcess
 from fastiter._workers.process_group import LOOK_SECONDS, WorkerGroup
 from fastiter._workers.start_method import Start
-from fastiter._workers.timeouts import UNKILLABLE_SECONDS, Timeouts, step_text
+from fastiter._workers.timeouts import UNKILLABLE_SECONDS, Timeouts, WaitLimit, step_text
 from fastiter.errors import DatasetTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from fastiter._fetch.dataset_access import PlainColumns
     from fastiter._ring.parent import Report
@@ -41,28 +41,6 @@ if TYPE_CHECKING:
 _SPARES = 32  # slots that replace those retired by forks of the program
 _SCHEMAS = 16
 _SPIN = 100  # pauses, about 2 us
-
-
-class WaitLimit(Protocol):
-    """Limit of the time that the pool waits for a batch, and its message then."""
-
-    def beside(self, limits: Timeouts) -> WaitLimit:
-        """This limit, and those of the workers' steps."""
-
-    def begin(self) -> None:
-        """A wait begins."""
-
-    def slice(self, most: float) -> float:
-        """Seconds of the next sleep, at most these."""
-
-    def is_due(self) -> bool:
-        """Whether to `check` now. Called after each sleep."""
-
-    def check(self, goal: str) -> None:
-        """Called when the wait for `goal` takes long; may raise."""
-
-    def end(self) -> None:
-        """A wait ends."""
 
 
 class Pool:
@@ -73,7 +51,7 @@ class Pool:
 
     A batch has at most `rows` examples; a loop that goes on holds `n_held` slots. `most_workers`
     and `most_prefetch` are the limits of `adjust`, by default the present numbers. `lock` is the
-    iterator's. `timeouts` limit the waits, beside `dataset_timeout`. With `n_retries`, workers
+    iterator's. `limits` are those of waits, beside `dataset_timeout`. With `n_retries`, workers
     that take too long are ended, and their rows fetched again up to `n_retries` times. The other
     arguments are those of MultiprocessIterator.
     """
@@ -92,7 +70,7 @@ class Pool:
         lock: Any,
         most_workers: int = 0,
         most_prefetch: int = 0,
-        timeouts: WaitLimit | None = None,
+        limits: Sequence[WaitLimit] = (),
         n_retries: int | None = None,
     ):
         self.pid = os.getpid()
@@ -133,7 +111,7 @@ class Pool:
         self._group = WorkerGroup(self.ring, most, job, start, workers, spares)
         self._engage()
         self._limits = Timeouts(dataset_timeout, self.ring, self._group, self._retries)
-        self._timeouts = self._limits if timeouts is None else timeouts.beside(self._limits)
+        self._wait_limits: Sequence[WaitLimit] = (self._limits, *limits)
         self._at_exit = shutdown.end_at_exit(self, lock)
 
     def open(self, lifts: bool = True) -> None:
@@ -249,20 +227,24 @@ class Pool:
     def _sleep(self, done: Any, any_event: bool) -> None:
         """Sleeps until `done`, for the doorbell, deaths, timeouts and signals at once."""
         ring = self.ring
-        self._timeouts.begin()
+        for limit in self._wait_limits:
+            limit.begin()
         silence = 0.0
         while True:
             if self.closed:
                 shutdown.block_if_exiting(self._lock)
                 raise RuntimeError("the iterator was finalized while next() waited")
             if done():
-                self._timeouts.end()
+                for limit in self._wait_limits:
+                    limit.end()
                 return
             if self.is_starting:
                 self._check_starts()
             self._start_missing()
             left = self._next_check - status.now() if self.is_starting else LOOK_SECONDS
-            seconds = self._timeouts.slice(min(LOOK_SECONDS, max(0.0, left)))
+            seconds = min(LOOK_SECONDS, max(0.0, left))
+            for limit in self._wait_limits:
+                seconds = limit.slice(seconds)
             try:
                 woken = ring.wait(done, any_event, self._group.descriptors(), seconds)
             except OSError:
@@ -275,10 +257,11 @@ class Pool:
             # and what the dataset has forked may hold that open.
             if not woken or any(position >= 0 for position in woken):
                 self._recover_dead()
-            if self._timeouts.is_due():
-                self._timeouts.check(ring.scheduled[0].label if ring.scheduled else "a free slot")
-                if self._retries:
-                    self._take_from_ended()
+            for limit in self._wait_limits:
+                if limit.is_due():
+                    limit.check(ring.scheduled[0].label if ring.scheduled else "a free slot")
+                    if self._retries:
+                        self._take_from_ended()
             silence = 0.0 if woken else silence + seconds
             if silence >= LOOK_SECONDS:
                 self.is_starting, silence = True, 0.0  # a check finds who waits for a lock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fastiter._clib import status
 from fastiter._util.running_time import RunningTime
@@ -33,6 +33,25 @@ _NEVER = float("inf")
 _Late = tuple["WorkerProcess", int, float]  # with its step, and for how long
 
 
+class WaitLimit(Protocol):
+    """Limit of the time that an executor waits for a batch, and its message then."""
+
+    def begin(self) -> None:
+        """A wait begins."""
+
+    def slice(self, most: float) -> float:
+        """Seconds of the next sleep, at most these."""
+
+    def is_due(self) -> bool:
+        """Whether to `check` now. Called after each sleep."""
+
+    def check(self, goal: str) -> None:
+        """Called when the wait for `goal` takes long; may raise."""
+
+    def end(self) -> None:
+        """A wait ends."""
+
+
 class Timeouts:
     """Looks at the workers' reports while `next()` waits, and with `retries` at each `next()`.
 
@@ -59,10 +78,6 @@ class Timeouts:
         self._quiet_warnings = 0
         self._due = 0.0  # when the next limit passes, by the last check
         self._running = RunningTime()
-
-    def beside(self, limits: Timeouts) -> Timeouts:
-        """As in `WaitLimit`."""
-        return limits
 
     # ---- when to check
 

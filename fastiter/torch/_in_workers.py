@@ -34,7 +34,6 @@ from fastiter.torch._statistics import Adjustment, ahead
 from fastiter.torch._worker import LoaderJob, Reply, plain_attributes
 
 if TYPE_CHECKING:
-    from fastiter._workers.timeouts import Timeouts
     from fastiter.torch._loader import DataLoader
 
 _CALLER = Caller("multiprocessing_context", "iter(loader)", "pass num_workers=0")
@@ -44,38 +43,26 @@ _UNKNOWN_ROWS = 256  # of batches that workers share, if the sampler does not te
 
 
 class _BatchTimeout:
-    """The loader's ``timeout``: seconds that ``next()`` may wait for one batch, 0 for no limit;
-    beside the limits of the workers' steps."""
-
-    _limits: Timeouts  # of these
+    """The loader's ``timeout``: seconds that ``next()`` may wait for one batch, above 0."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._end = 0.0
 
-    def beside(self, limits: Timeouts) -> _BatchTimeout:
-        self._limits = limits
-        return self
-
     def begin(self) -> None:
         self._end = status.now() + self.seconds
-        self._limits.begin()
 
     def slice(self, most: float) -> float:
-        most = self._limits.slice(most)
-        return most if not self.seconds else max(0.0, min(most, self._end - status.now()))
-
-    def check(self, goal: str) -> None:
-        if self._limits.is_due():
-            self._limits.check(goal)
-        if self.seconds and status.now() >= self._end:
-            raise RuntimeError(f"DataLoader timed out after {self.seconds} seconds")
+        return max(0.0, min(most, self._end - status.now()))
 
     def is_due(self) -> bool:
-        return bool(self.seconds) or self._limits.is_due()
+        return status.now() >= self._end
+
+    def check(self, goal: str) -> None:
+        raise RuntimeError(f"DataLoader timed out after {self.seconds} seconds")
 
     def end(self) -> None:
-        self._limits.end()
+        """The wait has ended."""
 
 
 class WorkersIterator(LoaderIterator):
@@ -178,7 +165,7 @@ class WorkersIterator(LoaderIterator):
             n_retries=loader.n_retries if loader.on_timeout == "retry" else None,
             start=choose(checked_context(loader.multiprocessing_context), _CALLER),
             lock=self._lock,
-            timeouts=_BatchTimeout(self._timeout),
+            limits=[_BatchTimeout(self._timeout)] if self._timeout else [],
         )
         pool.ring.set_hedge(loader.hedge or 0.0)
         plain = plain_columns(self._dataset) if self._planner.rows else None
