@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import multiprocessing
-import multiprocessing.connection  # join() needs it, at exit too
 import os
 import pickle
 import random
@@ -125,11 +123,7 @@ class WorkerGroup:
         Unless they are forked, they wait at the start barrier until the dataset's image is written:
         writing it, and the imports meanwhile, take most of the time of a start.
         """
-        if multiprocessing.current_process().daemon:
-            raise RuntimeError(
-                "worker processes cannot be started in a daemonic process: create that process "
-                f"with daemon=False, or {self._start.caller.instead}"
-            )
+        start_method.refuse_daemons(self._start.caller)
         _rings.add(self._ring)
         try:
             self._open(lifts)

@@ -216,6 +216,15 @@ def main_is_importable() -> bool:
     )
 
 
+def refuse_daemons(caller: Caller) -> None:
+    """RuntimeError in a daemonic process, which may have no children."""
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            "worker processes cannot be started in a daemonic process: create that process with "
+            f"daemon=False, or {caller.instead}"
+        )
+
+
 def require_guard(start: Start) -> None:
     """RuntimeError if workers that import the main module would run its present line, too."""
     tree = _main_tree() if start.method != "fork" and _is_imported_by_workers() else None

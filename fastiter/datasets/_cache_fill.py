@@ -34,6 +34,7 @@ def fill(cache: Any, rows: Any, n_processes: int | None, progress: bool) -> None
 
 def _run(cache: Any, rows: Any, n_processes: int, bar: Any) -> None:
     start = start_method.choose(None, _CALLER)
+    start_method.refuse_daemons(_CALLER)
     start_method.require_guard(start)
     count = min(n_processes, len(rows))
     workers = [

@@ -283,6 +283,23 @@ print(fastiter.cache(Blocks(20), memory=1 << 24).fill(2, progress=False).rows)
         assert re.search(told, err)
 
 
+def fill_and_tell(cached, queue):
+    try:
+        cached.fill(2, progress=False)
+    except RuntimeError as error:
+        queue.put(str(error))
+
+
+def test_fill_in_a_daemonic_process_says_so():
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    cached = fastiter.cache(Rows(), memory=1 << 24)
+    child = context.Process(target=fill_and_tell, args=(cached, queue), daemon=True)
+    child.start()
+    assert "in a daemonic process: create that process with daemon=False" in queue.get(timeout=60)
+    child.join()
+
+
 def test_a_full_cache_is_told_by_one_process(tmp_path):
     handler = logging.FileHandler(tmp_path / "log")
     logger = logging.getLogger("fastiter")
