@@ -55,9 +55,14 @@ bool fi_cache_is_place(uint64_t word)
     return (word & PLACE) != 0;
 }
 
-uint64_t fi_cache_claim_of(uint64_t token, uint64_t key)
+static uint64_t offset_of(uint64_t place)
 {
-    return CLAIM | (key & (((uint64_t)1 << 52) - 1)) << 10 | token;
+    return (place & PLACE_BITS) * FI_CACHE_HEAD;
+}
+
+uint64_t fi_cache_claim_of(uint64_t token, uint64_t key, uint64_t number)
+{
+    return CLAIM | (number & 4095) << 50 | (key & FI_CACHE_KEY) << 10 | token;
 }
 
 uint64_t fi_cache_token(uint64_t claim)
@@ -67,7 +72,7 @@ uint64_t fi_cache_token(uint64_t claim)
 
 uint64_t fi_cache_key(uint64_t claim)
 {
-    return (claim & ~CLAIM) >> 10;
+    return claim >> 10 & FI_CACHE_KEY;
 }
 
 bool fi_cache_has_room(fi_cache *cache)
@@ -209,8 +214,11 @@ int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry
         }
     }
     fi_shm_decommit(cache->fd, offset, bytes);
-    if (is_written) /* the cache was cleared */
+    if (is_written) { /* the cache was cleared, which has counted out the space before its end */
+        if (offset >= fi_cache_load(cache, FI_CACHE_CLEARED))
+            fi_cache_add(cache, FI_CACHE_BASE, bytes);
         return FI_CACHE_NONE;
+    }
     /* The space counts no more; unless the cache was cleared before, which has counted it out. */
     fi_cache_add(cache, FI_CACHE_BASE, bytes);
     if (!fi_cache_swap(cache, word, claim, 0))
@@ -220,7 +228,7 @@ int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry
 
 int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_entry *head)
 {
-    uint64_t offset = (word & PLACE_BITS) * FI_CACHE_HEAD;
+    uint64_t offset = offset_of(word);
     struct stat status;
     if (offset < fi_cache_start(cache->length) ||
         !read_all(cache->fd, (char *)head, sizeof *head, offset) || head->row != row ||
@@ -334,7 +342,7 @@ bool fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry
     *word = fi_cache_load(cache, fi_cache_row(row));
     if (!fi_cache_is_place(*word) || !fi_cache_is_checked(cache, row, *word))
         return false;
-    uint64_t offset = (*word & PLACE_BITS) * FI_CACHE_HEAD;
+    uint64_t offset = offset_of(*word);
     const char *view = fi_cache_view(cache, offset, FI_CACHE_HEAD);
     if (view != NULL)
         *head = *(const fi_cache_entry *)view;
@@ -350,14 +358,20 @@ bool fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry
     return true;
 }
 
+/* Whoever has space before this end made its claim before, and loses it now; what lies behind stays. */
 void fi_cache_clear(fi_cache *cache)
 {
-    /* Whoever has space before this end made its claim before, and loses it now. */
+    uint64_t committed = fi_cache_load(cache, FI_CACHE_COMMITTED);
     uint64_t start = fi_cache_start(cache->length), end = fi_cache_load(cache, FI_CACHE_END);
-    for (uint64_t row = 0; row < cache->length; row++)
-        fi_cache_put(cache, fi_cache_row(row), 0); /* claims too: what they store is lost */
+    fi_cache_put(cache, FI_CACHE_CLEARED, end);
+    for (uint64_t row = 0; row < cache->length; row++) {
+        uint64_t at = fi_cache_row(row), word = fi_cache_load(cache, at);
+        while (word != 0 && (!fi_cache_is_place(word) || offset_of(word) < end) &&
+               !fi_cache_swap(cache, at, word, 0)) /* claims too: what they store is lost */
+            word = fi_cache_load(cache, at);
+    }
     fi_shm_decommit(cache->fd, start, end - start);
     fi_cache_put(cache, FI_CACHE_BASE, end - start);
-    fi_cache_put(cache, FI_CACHE_COMMITTED, start);
+    fi_cache_add(cache, FI_CACHE_COMMITTED, start - committed); /* others store meanwhile */
     fi_cache_put(cache, FI_CACHE_FULL, FI_CACHE_HAS_ROOM);
 }

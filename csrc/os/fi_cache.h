@@ -12,6 +12,7 @@
 #include "base/fi_base.h"
 
 #define FI_CACHE_TOKENS 1024u
+#define FI_CACHE_KEY (((uint64_t)1 << 40) - 1) /* bits of a key */
 #define FI_CACHE_HEAD 64u /* bytes before the content of an entry, and the unit of places */
 #define FI_CACHE_VIEWS 48
 #define FI_CACHE_PEEK 1024u /* bytes of an entry that fi_cache_peek reads at most, its head included */
@@ -32,6 +33,7 @@ enum fi_cache_word { /* words of the header that change; those before describe t
     FI_CACHE_TOLD,      /* bits of what one of the processes has told its user */
     FI_CACHE_LARGEST,   /* bytes of the largest entry that was stored */
     FI_CACHE_REFUSALS,  /* larger ones in a row that have found no room */
+    FI_CACHE_CLEARED,   /* END when the cache was cleared last */
     FI_CACHE_WRITTEN,   /* where the last entry ends: a file that is shorter was cut */
     FI_CACHE_KEYS = 512, /* for each token the key of its present owner */
     FI_CACHE_INDEX = FI_CACHE_KEYS + FI_CACHE_TOKENS
@@ -82,7 +84,8 @@ bool fi_cache_swap(fi_cache *cache, uint64_t word, uint64_t from, uint64_t to);
 
 uint64_t fi_cache_row(uint64_t row); /* number of a row's word */
 bool fi_cache_is_place(uint64_t word);
-uint64_t fi_cache_claim_of(uint64_t token, uint64_t key);
+/* `number` tells the claims of one process from each other. */
+uint64_t fi_cache_claim_of(uint64_t token, uint64_t key, uint64_t number);
 uint64_t fi_cache_token(uint64_t claim);
 uint64_t fi_cache_key(uint64_t claim);
 

@@ -88,7 +88,7 @@ cdef extern from "os/fi_cache.h" nogil:
     bint fi_cache_swap(fi_cache *cache, uint64_t word, uint64_t before, uint64_t to)
     uint64_t fi_cache_row(uint64_t row)
     bint fi_cache_is_place(uint64_t word)
-    uint64_t fi_cache_claim_of(uint64_t token, uint64_t key)
+    uint64_t fi_cache_claim_of(uint64_t token, uint64_t key, uint64_t number)
     uint64_t fi_cache_token(uint64_t claim)
     uint64_t fi_cache_key(uint64_t claim)
     bint fi_cache_has_room(fi_cache *cache)

@@ -8,7 +8,7 @@ cdef class CacheTable:
     cdef uint64_t mapped
     cdef object locks, hold
     cdef int pid
-    cdef uint64_t claim
+    cdef uint64_t token, key, n_claims
     cdef uint64_t new_key(self)
     cdef object copy(self, uint64_t word, const fi_cache_entry *head, int *rc)
     cdef object own_token(self)

@@ -127,7 +127,7 @@ cdef class CacheTable:
         fi_cache_put(&self.cache, FI_CACHE_STAMP, self.new_key())
 
     cdef uint64_t new_key(self):
-        return int.from_bytes(os.urandom(6), "little") + 1
+        return int.from_bytes(os.urandom(5), "little") or 1
 
     # ---- entries
 
@@ -210,7 +210,8 @@ cdef class CacheTable:
         hold = self.own_token()
         if hold is None or fi_cache_is_place(word):
             return False
-        claim = self.claim
+        self.n_claims += 1
+        claim = fi_cache_claim_of(self.token, self.key, self.n_claims)
         head.size, head.signature, head.fields = size - FI_CACHE_HEAD, signature, fields
         if word != 0:
             token = fi_cache_token(word)
@@ -244,7 +245,7 @@ cdef class CacheTable:
             if hold.take(token, True):
                 key = self.new_key()
                 fi_cache_put(&self.cache, FI_CACHE_KEYS + token, key)
-                self.hold, self.claim = hold, fi_cache_claim_of(token, key)
+                self.hold, self.token, self.key = hold, token, key
                 self.pid = fi_process_id()
                 return hold
         return None

@@ -52,7 +52,7 @@ static int store(fi_cache *cache, uint64_t row, uint64_t token, size_t bytes)
 {
     entry made;
     memset(made.content, (int)row, sizeof made.content);
-    uint64_t claim = fi_cache_claim_of(token, 5);
+    uint64_t claim = fi_cache_claim_of(token, 5, row);
     CHECK_EQ(fi_cache_token(claim), token);
     CHECK_EQ(fi_cache_key(claim), 5);
     CHECK(!fi_cache_is_place(claim));

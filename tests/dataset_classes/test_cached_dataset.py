@@ -653,6 +653,29 @@ def test_equal_objects_of_own_classes_are_no_reason_to_refuse_a_file(i, tmp_path
         fastiter.cache([Attributes(words={"a"}, array=np.ones(2))], path=tmp_path / "file")[0]
 
 
+def test_counts_are_right_beside_threads_that_store_and_one_that_clears():
+    rows = [np.zeros(100_000 + i, np.uint8) for i in range(16)]
+    cached = fastiter.cache(rows, memory=1 << 30)
+    is_over = threading.Event()
+
+    def store(first):
+        while not is_over.is_set():
+            for i in range(16):
+                cached[(first + i) % 16]
+
+    threads = [threading.Thread(target=store, args=(5 * i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(1500):
+        cached.clear()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert_equal(cached[:], rows)
+    stats = cached.stats()
+    assert (stats.rows, stats.lost, stats.damaged) == (16, 0, 0)
+
+
 def read_all(path, examples):
     """Reads all rows of a file: they are right, or it is no cache."""
     with warnings.catch_warnings():
