@@ -85,7 +85,7 @@ def snapshot_of_records(
     records: Mapping[str, Any] | list[dict[str, Any]], planner: Planner, *, strict: bool
 ) -> Snapshot:
     """The snapshot of a record, or of those of all ranks, in their order; see `snapshot_of`."""
-    record = _of_all(records, planner) if isinstance(records, list) else records
+    record = record_of_all(records, planner.rank) if isinstance(records, list) else records
     if not record.get("missing") or record.get("kind") != planner.kind:
         return snapshot_of(record, planner, strict=strict)
     bits, is_of_all = _delivered(record)
@@ -182,26 +182,28 @@ def _missing(
     return missing, state, is_whole
 
 
-def _of_all(records: Sequence[Mapping[str, Any]], planner: Planner) -> Mapping[str, Any]:
-    """One record that tells what all ranks have delivered."""
-    if not any(record.get("missing") for record in records):
-        return records[min(planner.rank, len(records) - 1)]
+def record_of_all(records: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]:
+    """One record that tells what all ranks have delivered, of theirs; for this one of them."""
+    own = records[min(rank, len(records) - 1)]
+    told = [_delivered(record) if record.get("missing") else (0, False) for record in records]
+    if not any(bits for bits, _ in told):
+        return own
     cuts = [loaded_cut(record) for record in records]
     steps: list[Any] = [record.get("step") for record in records]
     n = cuts[0].get("num_ranks", 1)
+    tell_of_all = n == 1 or any(is_of_all for _, is_of_all in told)
     facts = [(cut, record.get("seed")) for cut, record in zip(cuts, records, strict=True)]
-    are_steps = all(type(step) is int for step in steps)
-    if not are_steps or any(each != facts[0] for each in facts) or len(records) != n:
+    are_alike = all(each == facts[0] for each in facts) and all(type(each) is int for each in steps)
+    if tell_of_all and are_alike and len({*told}) == len({*steps}) == 1:
+        return own
+    if tell_of_all or not are_alike or len(records) != n:
         raise ValueError(
             f"a list must have the states of all {n} ranks, saved at the same time, but these "
             f"{len(records)} differ in more than what was delivered"
         )
     begin, all_bits = min(steps), 0
-    for rank, record in enumerate(records):
-        ahead = record["step"] - begin
-        bits, _ = _delivered(record) if record.get("missing") else (0, False)
-        bits = (1 << ahead) - 1 | bits << ahead
-        all_bits |= sum(1 << (i * n + rank) for i in range(bits.bit_length()) if bits >> i & 1)
+    for place, (step, (bits, _)) in enumerate(zip(steps, told, strict=True)):
+        bits = ((bits + 1) << step - begin) - 1
+        all_bits |= sum(1 << (i * n + place) for i in range(bits.bit_length()) if bits >> i & 1)
     oldest = records[steps.index(begin)]
-    of_all = {"of_all_ranks": True} if n > 1 else {}
-    return {**oldest, "missing": {"delivered": all_bits, **of_all}}
+    return {**oldest, "missing": {"delivered": all_bits, "of_all_ranks": True}}

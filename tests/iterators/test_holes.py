@@ -81,7 +81,7 @@ def test_batches_that_are_missing_come_first_on_any_numbers_of_ranks(kind: str) 
             assert all({**each, "skipped": 0} == {**states[0], "skipped": 0} for each in states)
             if not is_missing(states[0]):
                 break
-            saved = json.loads(json.dumps(states[0]))
+            saved = json.loads(json.dumps(data.draw(st.sampled_from([states[0], states]))))
         first = [row for key in sorted([*given, *missing[:at]]) for row in batches[key]]
         following = []
         while len(following) < 2 * N:
@@ -104,11 +104,16 @@ def test_batches_that_are_missing_come_first_on_any_numbers_of_ranks(kind: str) 
 def test_what_a_state_with_holes_needs() -> None:
     states, batches = with_holes(ranks_of("map", 2), [{1, 2}, {0, 2}])
     other, cut = make("map", SerialIterator, batch_size=5), states[0]["cut"]
-    before = other.state_dict()
+    before, state = other.state_dict(), states[0]
     for state, error, message in (
         (states[0], ValueError, "load the states of all ranks"),
         (states[:1], ValueError, "all 2 ranks, .* these 1 differ"),
         ([states[0], {**states[1], "seed": [1, 2]}], ValueError, "differ in more"),
+        (
+            [{**state, "missing": {"delivered": bits, "of_all_ranks": True}} for bits in (2, 6)],
+            ValueError,
+            "these 2 differ in more",
+        ),
         ([], TypeError, "a list of one for each rank"),
         ([states[0], None], TypeError, "a list of one for each rank"),
         ({**states[0], "cut": {**cut, "num_ranks": "x"}}, ValueError, "'cut' cannot be read"),
