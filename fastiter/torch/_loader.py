@@ -42,7 +42,7 @@ from fastiter.torch._device.copies import checked_device
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import LoaderIterator
-from fastiter.torch._orders.keys import adopted, load_of_loader, own_state
+from fastiter.torch._orders.keys import adopted, joined, load_of_loader
 from fastiter.torch._orders.samplers import ranks_of
 from fastiter.torch._state import (
     LastIteration,
@@ -505,14 +505,14 @@ persistent_workers, pin_memory_device, in_order
                 "state_dict was saved by a loader over a StreamDataset: pass the dataset of the "
                 "loader that has saved it"
             )
-        owner, states, record = self._owner, state_dict, None
+        owner, record = self._owner, None
         if owner is not None and not isinstance(state_dict, dict):
-            state_dict = own_state(owner, state_dict)
+            state_dict = joined(owner, state_dict, strict)
         state = converted(state_dict, self, strict) if state_dict else {}
         skips = SkipState.loaded(state.get("_skipped"), takes_texts=True)
         is_begun = bool(state) and "_unbegun_states" not in state
         if owner is not None and is_begun:
-            record = load_of_loader(owner, states, cut_size(self), strict)
+            record = load_of_loader(owner, state, cut_size(self), strict)
         if state:
             load_program_state(self, state)
         self._iterator = self._loaded = None

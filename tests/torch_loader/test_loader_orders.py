@@ -488,7 +488,7 @@ def test_missing_batches_of_all_ranks():
     """Those that others have overtaken come first, then the rest in new cuts."""
     arguments = {"num_workers": 2, "in_order": False, "multiprocessing_context": "fork"}
     whole = list(Order(ShuffleOrderSampler(3), N))
-    first, states, last = [], [], []
+    first, states = [], []
     for rank in (0, 1):
         held = Held(whole[4 * rank + 1])
         ranks = {"rank": rank, "num_replicas": 2}
@@ -499,19 +499,35 @@ def test_missing_batches_of_all_ranks():
         os.write(held.ends[1], bytes(9))
         del iterator
     assert not {*first} & {*whole[:8]}
-    for size, n_ranks in ((4, 1), (3, 2)):
-        found = []
-        for rank in range(n_ranks):
-            ranks = {"rank": rank, "num_replicas": n_ranks, "tail": "mask"}
-            loader = DataLoader(range(N), size, sampler=ShuffleOrderSampler(3), **ranks)
-            loader.load_state_dict(states)
-            state = by_json(loader.state_dict())
-            for batch in loader:
-                found += [x for x, v in zip(values(batch), loader.valid.tolist(), strict=True) if v]
-            last.append(state)
-        assert sorted(first + found) == list(range(N))
+    # States saved after a load, before the next iterator or with it, tell of all ranks.
+    for saved in (states, *rest_of(states, first, 4, 1), *rest_of(states, first, 3, 2)):
+        for size, n_ranks in ((4, 3), (1, 4)):
+            rest_of(saved, first, size, n_ranks)
+    loader = DataLoader(range(N), 3, sampler=ShuffleOrderSampler(3), rank=0, num_replicas=2)
     with pytest.raises(ValueError, match="states of all ranks"):
         loader.load_state_dict(states[0])
+    before = loader.state_dict()
+    for other in ({**states[1], "_snapshot": None}, None, {}):
+        with pytest.raises(ValueError, match="not the state of a DataLoader"):
+            loader.load_state_dict([states[0], other])
+    assert loader.state_dict() == before
+
+
+def rest_of(states, first, size, n_ranks):
+    """Check that the batches after the first ones complete an epoch. The states of all ranks, saved
+    when these were loaded, and with the next iterator."""
+    found, saved = [], ([], [])
+    for rank in range(n_ranks):
+        ranks = {"rank": rank, "num_replicas": n_ranks, "tail": "mask"}
+        loader = DataLoader(range(N), size, sampler=ShuffleOrderSampler(3), **ranks)
+        loader.load_state_dict(states)
+        saved[0].append(by_json(loader.state_dict()))
+        iterator = iter(loader)
+        saved[1].append(by_json(loader.state_dict()))
+        for batch in iterator:
+            found += [x for x, v in zip(values(batch), loader.valid.tolist(), strict=True) if v]
+    assert sorted(first + found) == list(range(N))
+    return saved
 
 
 # ---- random numbers ------------------------------------------------------------------------------

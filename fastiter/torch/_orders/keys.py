@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 from torch.utils.data import BatchSampler, IterableDataset
 
 from fastiter._plan.epoch_store import EpochStore
+from fastiter._plan.missing import record_of_all
 from fastiter._plan.record import filled_record, packed
 from fastiter.iterators._addresses import Preview
 from fastiter.torch._orders.places import LoadedRecord, recorded, shortened
@@ -69,22 +71,29 @@ def _is_bare(sampler: Any) -> bool:
     return is_of_fastiter(sampler) or (callable(sampler) and not isinstance(sampler, type))
 
 
-def own_state(owner: EpochOwner, states: Any) -> Any:
-    """This rank's of the states of the loaders of all ranks."""
-    states = list(states)
-    return states[min(owner.rank, len(states) - 1)] if states else {}
+def joined(owner: EpochOwner, states: Any, strict: bool) -> Any:
+    """This rank's state of those of all ranks' loaders, with the batches that all have had."""
+    states = copy.deepcopy([*states])
+    own = states[min(owner.rank, len(states) - 1)] if states else {}
+    if len(states) > 1 and isinstance(own, dict) and "_unbegun_states" not in own:
+        mains = [Resume.of(state).main for state in states]
+        loaded = [LoadedRecord(main.get("_order"), strict).record for main in mains]
+        record = record_of_all(loaded, owner.rank)
+        if record.get("missing"):
+            main = own["_snapshot"]["_main_snapshot"] if "_snapshot" in own else own
+            n_back = main["_order"]["step"] - record["step"]
+            main["_order"], main["_keys_yielded"] = shortened(dict(record)), record.get("position")
+            main["_sampler_iter_yielded"] -= n_back
+            main.get("_counted", [0, 0])[1] -= n_back
+    return own
 
 
 def load_of_loader(
-    owner: EpochOwner, states: Any, batch_size: int | None, strict: bool
+    owner: EpochOwner, state: Any, batch_size: int | None, strict: bool
 ) -> LoadedRecord:
-    """Have a sampler go on from the state of a loader, or from those of all ranks. Returns what the
-    next iterator goes on from, unless `EpochOwner.set_epoch` is called."""
-    is_list = not isinstance(states, Mapping)
-    own = Resume.of(own_state(owner, states) if is_list else states)
-    of_all = None
-    if is_list and len(states) > 1:
-        of_all = [Resume.of(state).main.get("_order", {}) for state in states]
+    """Have a sampler go on from the state of a loader. Returns what the next iterator goes on from,
+    unless `EpochOwner.set_epoch` is called."""
+    own = Resume.of(state)
     record, number = own.main.get("_order"), own.main["_sampler_iter_yielded"]
     n_yielded, before = own.main.get("_counted", (own.n_yielded, number))
     step = before + (number - before or own.n_yielded - n_yielded)  # as a client has changed it
@@ -93,7 +102,7 @@ def load_of_loader(
             f"state_dict counts {step} batches, but {before} when it was saved: where it goes on "
             "cannot be told, since the dataset has a state of its own"
         )
-    loaded = LoadedRecord(record, strict, step, of_all)
+    loaded = LoadedRecord(record, strict, step)
     loaded.is_finished = own.is_finished
     owner.load(loaded, batch_size or 1)
     return loaded

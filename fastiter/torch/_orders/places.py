@@ -97,15 +97,11 @@ class LoadedRecord:
         As of `load_state_dict`.
     step : int, optional
         Number of batches of the epoch that count as delivered, if other than in the record.
-    of_all : sequence of dict, optional
-        Records of all ranks.
     """
 
     is_finished = False  # whether the iteration had ended
 
-    def __init__(
-        self, record: Any, strict: bool, step: int | None = None, of_all: Any = None
-    ) -> None:
+    def __init__(self, record: Any, strict: bool, step: int | None = None) -> None:
         words = record.get("order") if isinstance(record, Mapping) else None
         of_sampler = SamplerRecord.of(words) if isinstance(words, list) else None
         if of_sampler is None or of_sampler.n_drawn < 1:
@@ -116,15 +112,14 @@ class LoadedRecord:
         self.record: dict[str, Any] = {**_USUAL, **record}
         self.number = of_sampler.n_drawn - 1  #: of the epoch
         self._strict, self._step = strict, step
-        self._of_all = None if of_all is None else [{**_USUAL, **each} for each in of_all]
 
     def go_to(self, planner: Planner) -> Snapshot:
         """Have a planner go on from the record."""
         planner.last_epoch = self.number
-        records = self._of_all or self.record
-        if self._step not in (None, self.record.get("step")):
-            records = self._moved(planner, self._step)
-        snapshot = snapshot_of_records(records, planner, strict=self._strict)
+        record = self.record
+        if self._step not in (None, record.get("step")):
+            record = self._moved(planner, self._step)
+        snapshot = snapshot_of_records(record, planner, strict=self._strict)
         planner.go_on_from(snapshot)
         planner.restart(snapshot.state)  # without those that were missing
         return snapshot
