@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import copyreg
 import functools
@@ -340,15 +341,11 @@ def _new_of_torchs() -> Any:
     return _torchs.__new__(_torchs)
 
 
-class _AnyLoader(type):
-    """Has ``isinstance(loader, DataLoader)`` hold for loaders of torch's class, too."""
+class _AnyLoader(abc.ABCMeta):
+    """Has ``isinstance(loader, DataLoader)`` hold for loaders of torch's class, too. Subclasses may
+    be abstract."""
 
-    def __instancecheck__(cls, found: Any) -> bool:
-        return (
-            isinstance(found, _torchs) if cls is ProgramLoader else super().__instancecheck__(found)
-        )
-
-    def __subclasscheck__(cls, found: Any) -> bool:
+    def __subclasscheck__(cls, found: Any) -> bool:  # also of ``isinstance``
         return (
             issubclass(found, _torchs) if cls is ProgramLoader else super().__subclasscheck__(found)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import inspect
 import itertools
@@ -166,6 +167,28 @@ def test_subclasses(program):
         line = inspect.getsourcelines(test_subclasses)[1]
         assert all(each["file"] == __file__ for each in patched.as_dict()["loaders"])
         assert [each["line"] - line for each in patched.as_dict()["loaders"]] == [16, 17]
+
+
+def test_abstract_subclasses(program):
+    with as_default():
+
+        class Abstract(program.DataLoader, abc.ABC):
+            @abc.abstractmethod
+            def name(self) -> str: ...
+
+        class Named(Abstract):
+            def name(self) -> str:
+                return "named"
+
+        loader = Named(Numbers(), 4)
+        assert iterator_of(loader) == "fastiter"
+        assert isinstance(loader, (Abstract, program.DataLoader))
+        assert not isinstance(program.DataLoader(Numbers()), Abstract)
+        assert isinstance(Before(Numbers()), program.DataLoader)
+        assert not isinstance(Before(Numbers()), Abstract)
+        assert not isinstance(Numbers(), program.DataLoader)
+        with pytest.raises(TypeError, match="abstract"):
+            Abstract(Numbers())
 
 
 def test_a_class_without_a_hash(program):
