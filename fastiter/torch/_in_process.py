@@ -8,12 +8,7 @@ import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data
-from torch.utils.data import (
-    IterDataPipe,
-    MapDataPipe,
-    _utils,
-    default_collate,
-)
+from torch.utils.data import IterDataPipe, MapDataPipe, _utils, default_collate
 
 from fastiter._engine.caller import CallerExecutor
 from fastiter._fetch.dataset_access import ColumnGatherer, is_stateful, plain_columns
@@ -25,11 +20,7 @@ from fastiter.torch._collate import ColumnsCollate, collate, converter_for
 from fastiter.torch._examples import KeyPolicy, Numbered, Seeded, decided
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
-from fastiter.torch._state import (
-    Resume,
-    begin_fetching,
-    state_of,
-)
+from fastiter.torch._state import Resume, begin_fetching, state_of
 
 if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
@@ -216,9 +207,7 @@ class InProcessIterator(LoaderIterator):
         return Delivered(before.n_yielded + 1, *before[1:]), data
 
     def _own_state(self) -> dict[str, Any]:
-        begun = next(
-            iter(self._planner.begun_work()), None
-        )  # of a batch that an interrupt has left
+        begun = next(iter(self._planner.begun_work()), None)  # of a batch that was interrupted
         left = None if begun is None else begun.state
         state = self._batches.state() if left is None else left
         return {

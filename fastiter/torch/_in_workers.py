@@ -88,11 +88,7 @@ class WorkersIterator(LoaderIterator):
         rows, self._converter = self._rows_of(loader)
         self._planner = Plans(self._num_workers, rows, loader.in_order, self._auto_collation)
         self._planner.shares_rows = self._shares_rows
-        self._n_spilled = 0
-        self._executor = self._counted.executor = ProcessExecutor(
-            None, self._lock, self._timer, policy=self._policy
-        )
-        self._executor.use(self._new_pool(loader, resume))
+        self._use_new_pool(loader, resume)
         self._begin(resume)
 
     def _rows_of(self, loader: DataLoader[Any]) -> tuple[int, Any]:
@@ -123,8 +119,14 @@ class WorkersIterator(LoaderIterator):
         rows = getattr(self._index_sampler, "batch_size", None) if self._auto_collation else 1
         return min(rows, MOST_ROWS) if self._policy is not None and type(rows) is int else 1
 
+    def _use_new_pool(self, loader: DataLoader[Any], resume: Resume | None) -> None:
+        """Make the pool, whose workers `_begin` starts."""
+        self._n_spilled = 0
+        executor = ProcessExecutor(None, self._lock, self._timer, policy=self._policy)
+        self._executor = self._counted.executor = executor
+        executor.use(self._new_pool(loader, resume))
+
     def _new_pool(self, loader: DataLoader[Any], resume: Resume | None) -> Pool:
-        """The pool, whose workers `_begin` starts."""
         states: list[Any] = [None] * self._num_workers
         if resume is not None and resume.has_worker_state:
             states = [
@@ -208,13 +210,9 @@ class WorkersIterator(LoaderIterator):
         if pool is None or pool.closed:  # it ended by an error, or was closed
             self._planner.epoch = -1
             self._planner.by_indices = False
-            self._n_spilled = 0
             self._timer = Timer()
             self._counted = loader._iterations.begin(self, self._timer)
-            self._executor = self._counted.executor = ProcessExecutor(
-                None, self._lock, self._timer, policy=self._policy
-            )
-            self._executor.use(self._new_pool(loader, None))
+            self._use_new_pool(loader, None)
             self._is_closed = False
         elif not (self._seeds_examples or self._shares_rows):
             # As torch's workers do: each has then drawn as many of its random numbers, however
@@ -235,9 +233,8 @@ class WorkersIterator(LoaderIterator):
                 return self._passed(before, plan), reply
             return before, Failure(_error_of(reply, plan))
         if plan.request is None:
-            if (
-                pool.spilled_rows > self._n_spilled and not self._shares_rows
-            ):  # the examples have changed
+            # The examples have changed.
+            if pool.spilled_rows > self._n_spilled and not self._shares_rows:
                 plans.ask_schema()
                 self._n_spilled = pool.spilled_rows
         else:
@@ -271,15 +268,8 @@ class WorkersIterator(LoaderIterator):
             reply = capture(_utils.pin_memory.pin_memory, reply, self._pin_memory_device)
             if type(reply) is Failure:
                 return before, reply
-        after = Delivered(
-            after.n_yielded + 1,
-            after.states,
-            after.is_active,
-            after.snapshot,
-            after.skips,
-            after.dropped,
-            after.n_more_keys + plan.state.size,
-        )
+        n_more_keys = after.n_more_keys + plan.state.size
+        after = Delivered(after.n_yielded + 1, *after[1:-1], n_more_keys)
         if self._takes_snapshots and self._interval and after.n_yielded % self._every == 0:
             after = after._replace(snapshot=self._snapshot_now(after, plan), n_more_keys=0)
         return after, reply
@@ -330,15 +320,8 @@ class WorkersIterator(LoaderIterator):
         assert pool is not None
         if indices is None or len(indices) > pool.rows:
             return plan
-        request, number = plan.request, plan.number
-        alone = Plan(
-            indices,
-            plan.state,
-            origin=(plan.epoch, len(indices), 1),
-            first=plan.first,
-            number=number,
-            seeds=request.seeds,
-        )
+        places = {"first": plan.first, "number": plan.number, "seeds": plan.request.seeds}
+        alone = Plan(indices, plan.state, origin=(plan.epoch, len(indices), 1), **places)
         self._planner.plans[0] = alone
         return alone
 
