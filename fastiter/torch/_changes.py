@@ -23,6 +23,7 @@ from fastiter._fetch.dataset_access import epochs_of, is_stateful, keeps_rows
 from fastiter._util.warn import warn_caller
 from fastiter.torch._state import (
     Resume,
+    check_missing,
     check_states,
     drawn_from,
     generators_of,
@@ -70,16 +71,9 @@ def facts_of(loader: Any, counts: bool = True) -> dict[str, Any]:
         **{f"sampler.{name}": value for name, value in named.items()},
         "len(sampler)": length_of(sampler) if counts else None,
         **({"sampler.n": length_of(source)} if is_known and source is not None else {}),
-        # torch draws a seed first where there is no generator, so that orders differ.
-        "generator": None if loader.generator is None else "given",
+        **_facts_of_arguments(loader, loader._index_sampler),
         **({"generators": _kinds_of_generators(loader)} if is_torchs(sampler) else {}),
-        "seed_examples": bool(loader.seed_examples),
         **loader._digest_of_values(),
-        "batch_size": cut_size(loader),
-        "drop_last": bool(getattr(loader._index_sampler, "drop_last", False)),
-        "num_workers": loader.num_workers,
-        "persistent_workers": loader.persistent_workers,
-        "in_order": loader.in_order,
     }
     return found if counts else _without(found, _SIZES)
 
@@ -92,15 +86,22 @@ def _facts_of_orders(loader: Any) -> dict[str, Any]:
         "sampler": f"fastiter.torch.{type(owner).__qualname__}",
         "len(dataset)": length_of(loader.dataset),
         "num_replicas": owner.num_replicas,
+        **_facts_of_arguments(loader, loader),
+    }
+    return {name: fact for name, fact in found.items() if fact not in (None, False)}
+
+
+def _facts_of_arguments(loader: Any, cutter: Any) -> dict[str, Any]:
+    return {
+        # torch draws a seed first where there is no generator, so that orders differ.
         "generator": None if loader.generator is None else "given",
         "seed_examples": bool(loader.seed_examples),
         "batch_size": cut_size(loader),
-        "drop_last": loader.drop_last,
+        "drop_last": bool(getattr(cutter, "drop_last", False)),
         "num_workers": loader.num_workers,
         "persistent_workers": loader.persistent_workers,
         "in_order": loader.in_order,
     }
-    return {name: fact for name, fact in found.items() if fact not in (None, False)}
 
 
 def facts_of_none(loader: Any) -> dict[str, Any]:
@@ -299,11 +300,8 @@ def _dealt_again(resume: Resume, saved: dict[str, Any], now: dict[str, Any]) -> 
 def _check_cuts(resume: Resume, size: int | None, sampler: Any) -> None:
     """Refuse another batch size where batches have to be made as they were."""
     main = resume.main
-    if main["_not_delivered"] and main["_batch_size"] is not None and size is None:
-        raise ValueError(
-            f"batches of {main['_batch_size']} are missing in state_dict: load it with a "
-            "batch_size, not with batch_size=None"
-        )
+    if main["_not_delivered"]:
+        check_missing(main["_batch_size"], size)
     n, n_keys = resume.n_more, resume.n_more_keys
     n_short = n * (size or 1) - n_keys
     is_end = n_short and main["_keys_yielded"] + n_keys == length_of(sampler)

@@ -521,9 +521,7 @@ persistent_workers, pin_memory_device, in_order
         if is_begun:
             self._loaded, self._is_strict = state, strict
             self._last_iteration.skips = skips
-            epoch, sampler = (
-                Resume.of(state).main["_sampler_epoch"],
-                drawn_from(self._index_sampler),
-            )
+            main, sampler = Resume.of(state).main, drawn_from(self._index_sampler)
+            epoch = main["_sampler_epoch"]
             if epoch is not None and epoch_of(sampler) is not None:
                 sampler.set_epoch(epoch)  # as in the loop that was left; a later call counts

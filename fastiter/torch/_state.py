@@ -311,6 +311,15 @@ class Resume(NamedTuple):
         return self.workers[number] if self.has_worker_state else None
 
 
+def check_missing(saved: Any, batch_size: int | None) -> None:
+    """Refuse to load missing batches, of this size, where there are no batches."""
+    if batch_size is None and saved not in (None, 1):
+        raise ValueError(
+            f"batches of {saved} are missing in state_dict: load it with a batch_size, not with "
+            "batch_size=None"
+        )
+
+
 def begin_fetching(
     kind: int,
     dataset: Any,

@@ -513,6 +513,27 @@ def test_missing_batches_of_all_ranks():
     assert loader.state_dict() == before
 
 
+def test_missing_batches_need_a_batch_size():
+    """Those of one row do not, with torch's samplers too."""
+    for size, sampler in itertools.product((1, 3), (ShuffleOrderSampler(3), None)):
+        held = Held(next(iter(Order(ShuffleOrderSampler(3), N))) if sampler else 0)
+        arguments = {"num_workers": 2, "in_order": False, "multiprocessing_context": "fork"}
+        saving = DataLoader(held, size, sampler=sampler, **arguments)
+        iterator = iter(saving)
+        first, state = values(next(iterator)), saving.state_dict()
+        os.write(held.ends[1], bytes(9))
+        loader = DataLoader(range(N), None, sampler=sampler)
+        if size == 1:
+            loader.load_state_dict(state)
+            assert sorted(first + list(loader)) == list(range(N))
+            continue
+        before = loader.state_dict()
+        with pytest.raises(ValueError, match="batches of 3 are missing"):
+            loader.load_state_dict(state)
+        assert loader.state_dict() == before
+        assert len(list(loader)) == N
+
+
 def rest_of(states, first, size, n_ranks):
     """Check that the batches after the first ones complete an epoch. The states of all ranks, saved
     when these were loaded, and with the next iterator."""

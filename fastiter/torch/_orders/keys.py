@@ -12,11 +12,11 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 from fastiter._plan.epoch_store import EpochStore
 from fastiter._plan.missing import record_of_all
-from fastiter._plan.record import filled_record, packed
+from fastiter._plan.record import filled_record, loaded_cut, packed
 from fastiter.iterators._addresses import Preview
 from fastiter.torch._orders.places import LoadedRecord, recorded, shortened
 from fastiter.torch._orders.samplers import Batches, EpochOwner, Order, is_of_fastiter
-from fastiter.torch._state import Resume
+from fastiter.torch._state import Resume, check_missing
 
 if TYPE_CHECKING:
     from fastiter._plan.epochs import Planner
@@ -104,6 +104,8 @@ def load_of_loader(
         )
     loaded = LoadedRecord(record, strict, step)
     loaded.is_finished = own.is_finished
+    if loaded.record.get("missing") and not owner._cuts:
+        check_missing(loaded_cut(loaded.record).get("batch_size"), batch_size)
     owner.load(loaded, batch_size or 1)
     return loaded
 
