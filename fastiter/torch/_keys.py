@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import sys
 from collections.abc import Iterator
@@ -128,10 +129,12 @@ class IteratedKeys:
         """Have the iterator go on after ``n`` keys."""
         self._held = n, []
 
-    def finish(self, n: int) -> None:
-        """Have no key follow the first ``n``."""
+    def finish(self, n: int) -> bool:
+        """Have no key follow the first ``n``. Whether the sampler has given more."""
         self.draw(sys.maxsize)
+        has_more = self.n_drawn > n
         self._held, self.has_ended = (n, []), True
+        return has_more
 
     def skip(self, n: int) -> None:
         """Draw the first keys of an epoch, and leave them out.
@@ -343,13 +346,15 @@ class SamplerKeys:
             return
         if own is not None or of_iterator is not None:
             if is_stateful(self._sampler):
-                self._sampler.load_state_dict(own)
+                self._sampler.load_state_dict(copy.deepcopy(own))
             self._source = IteratedKeys(self._sampler, None)
             self._source.begin(n_keys)
             if of_iterator is not None:
                 self._source.open().load_state_dict(of_iterator)
-            if main.get("_has_ended"):  # its state may be that of a start
-                self._source.finish(n_keys)
+            # Its state may be that of the next epoch's start, from which keys have come now.
+            has_more = bool(main.get("_has_ended")) and self._source.finish(n_keys)
+            if has_more and is_stateful(self._sampler):
+                self._sampler.load_state_dict(own)
         elif main["_has_begun"]:
             self._source.skip(n_keys)
             self._source.draw(max(n_keys, 1))

@@ -83,6 +83,23 @@ class OtherCounting(Counting):
     """Another class."""
 
 
+class CountingEpochs(Counting):
+    """The state at the end of an epoch is that of the next one's start."""
+
+    epoch = 0
+
+    def __iter__(self):
+        for key in super().__iter__():
+            yield (key + self.epoch) % self.n
+        self.epoch += 1
+
+    def state_dict(self):
+        return {"i": self.i, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.i, self.epoch = state.pop("i"), state.pop("epoch")  # the dict is the sampler's now
+
+
 class Pairs(Own):
     """A batch sampler of the user's."""
 
@@ -249,6 +266,7 @@ TABLE = {
     "own of ranks": (sampled(Ranked), {"R": (sampled(lambda: Ranked(num_replicas=3)), "error")}),
     "stateful": (sampled(Counting), {"R": (sampled(lambda: Counting(num_replicas=2)), "same"),
         "n": (sampled(Counting, GROWN), "same"), "class": (sampled(OtherCounting), "error")}),
+    "epochs": (sampled(CountingEpochs), {}),
     "batches": (paired(Pairs), {"b": (paired(lambda: Pairs(size=4)), "error"),
         "n": (paired(Pairs, GROWN), "error"), "class": (paired(OtherPairs), "error"),
         "length": (paired(lambda: Pairs(40)), "error")}),
