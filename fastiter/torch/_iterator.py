@@ -91,7 +91,13 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._generator_states = states_of(self._generators)
         self._sampler_epoch = self._epoch_of(loader)
         self._seeds_examples = loader.seed_examples
+        moved, opened = self._move_opening(loader, resume and resume.main)
         super().__init__(loader)
+        if opened is not None:
+            self._sampler_iter = opened
+        elif moved:  # torch's class has opened it
+            set_states(self._generators, self._generator_states)
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._dataset = fetched(loader) if self._dataset is loader.dataset else self._dataset
         tokens = tokens_of(self._dataset)
         if tokens is not None:
@@ -116,6 +122,18 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             self._load(resume)
             if self._draws_globally:  # so does the program
                 torch.set_rng_state(former)
+
+    def _move_opening(self, loader: Any, main: dict[str, Any] | None) -> tuple[bool, Any]:
+        """Whether a sampler's iterator, which may draw as it is made, was made at another step in
+        the iteration that goes on: only without batches before the base seed is drawn. If so, the
+        iterator, where it is made now."""
+        index_sampler = loader._index_sampler
+        sampler, is_first = drawn_from(index_sampler), type(index_sampler) is not BatchSampler
+        if main is None or self._owner is not None or is_torchs(sampler):
+            return False, None
+        main.setdefault("_opens_first", main["_batch_size"] is None)
+        moved = main["_opens_first"] is not is_first and main["_index_sampler_state"] is None
+        return moved, iter(sampler) if moved and not is_first else None
 
     def _epoch_of(self, loader: Any) -> int | None:
         return None if self._owner is not None else epoch_of(drawn_from(loader._index_sampler))

@@ -192,11 +192,11 @@ class DealtKeys:
         return itertools.chain(itertools.repeat(None, self._own), keys)
 
 
-_CHANGES = ("_dealt", "_epoch_length")
+_CHANGES = ("_dealt", "_epoch_length", "_opens_first")
 
 
 def _changed(
-    sampler: Any, _dealt: list[int] | None = None, _epoch_length: int | None = None
+    sampler: Any, _dealt: list[int] | None = None, _epoch_length: int | None = None, **_: Any
 ) -> Any:
     """The sampler of an epoch that goes on with other ranks, or a dataset that has grown."""
     if _dealt is not None:
@@ -313,7 +313,7 @@ class SamplerKeys:
         if self._cuts and _has_order(drawn):
             self._source = OrderKeys(drawn)
         else:
-            is_given = drawn is self._sampler and not self._cuts
+            is_given = drawn is self._sampler and self._changes.get("_opens_first", not self._cuts)
             self._source = IteratedKeys(drawn, iterator if is_given else None)
         self.first = self._end = self._cut_since = 0, 0
         self._left: list[tuple[int, int, int]] = []

@@ -4,6 +4,7 @@ example of it comes once, or an error says why not. torch's own loader gives the
 
 from __future__ import annotations
 
+import collections
 import itertools
 import warnings
 
@@ -81,6 +82,15 @@ class Counting(Own):
 
 class OtherCounting(Counting):
     """Another class."""
+
+
+class Drawing(Own):
+    """Draws its order when it is asked for an iterator."""
+
+    generator = None
+
+    def __iter__(self):
+        return iter(torch.randperm(self.n, generator=self.generator).tolist())
 
 
 class CountingEpochs(Counting):
@@ -267,6 +277,7 @@ TABLE = {
     "stateful": (sampled(Counting), {"R": (sampled(lambda: Counting(num_replicas=2)), "same"),
         "n": (sampled(Counting, GROWN), "same"), "class": (sampled(OtherCounting), "error")}),
     "epochs": (sampled(CountingEpochs), {}),
+    "drawing": (sampled(Drawing), {}),
     "batches": (paired(Pairs), {"b": (paired(lambda: Pairs(size=4)), "error"),
         "n": (paired(Pairs, GROWN), "error"), "class": (paired(OtherPairs), "error"),
         "length": (paired(lambda: Pairs(40)), "error")}),
@@ -688,7 +699,37 @@ def test_the_state_of_a_sampler_is_that_of_each_batch(every):
         assert first + flat(map(values, loader)) == [(i * 5) % N for i in range(1, N + 1)]
 
 
-class Drawing(torch_data.Dataset):
+@pytest.mark.parametrize("sizes", [*itertools.permutations((4, None, 3))])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_sampler_that_draws_with_its_iterator(sizes, persistent, own):
+    """Whether torch makes the iterator before the base seed, as without batches, or after it."""
+
+    def loader_of(size):
+        torch.manual_seed(2)
+        arguments = {"sampler": Drawing(), "generator": seeded() if own else None}
+        arguments["sampler"].generator = arguments["generator"]
+        if persistent:
+            arguments |= {"num_workers": 1, "persistent_workers": True}
+        return DataLoader(range(N), size, **arguments)
+
+    whole = loader_of(sizes[0])
+    epochs = [flat(map(values, whole)) for _ in range(3)]
+    for n_before in (0, 1):
+        loader, found, state = loader_of(sizes[0]), [], None
+        for _ in range(n_before):
+            collections.deque(loader, 0)
+        for size in sizes:
+            if state is not None:
+                loader = loader_of(size)
+                loader.load_state_dict(state)
+            iterator = iter(loader)
+            found += values(next(iterator))
+            state = by_json(loader.state_dict())
+        assert found + flat(map(values, iterator)) == epochs[n_before]
+
+
+class DrawingMap(torch_data.Dataset):
     """Random numbers, of several examples by one call."""
 
     def __len__(self):
@@ -706,7 +747,12 @@ def test_seeded_examples_of_several_by_one_call(before, after):
     def make(size, workers):
         torch.manual_seed(5)
         return DataLoader(
-            Drawing(), size, shuffle=True, num_workers=workers, seed_examples=True, collate_fn=list
+            DrawingMap(),
+            size,
+            shuffle=True,
+            num_workers=workers,
+            seed_examples=True,
+            collate_fn=list,
         )
 
     whole = flat(make(4, 0))
