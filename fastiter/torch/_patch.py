@@ -361,7 +361,7 @@ class ProgramLoader(_Base, metaclass=_AnyLoader):
     _kept_of_torch: Any = None  # the iterator that persists, of these loops
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        record = Record(*_place(self), type(self).__qualname__)
+        record = self._record = Record(*_place(self), type(self).__qualname__)
         refused = ""  # the reason: the exception would keep this frame
         try:
             super().__init__(*arguments, **{**_patches.keywords, **keywords})
@@ -380,7 +380,6 @@ class ProgramLoader(_Base, metaclass=_AnyLoader):
         if record.left_to_torch is None:
             record.iterations = self._iterations
             weakref.finalize(self, record.end).atexit = False
-        self._record = record
         _patches.note(self, record)
 
     def _is_ours(self) -> bool:

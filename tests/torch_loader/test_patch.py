@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.utils.data as torch_data  # noqa: E402
 
 import fastiter.torch  # noqa: E402
+from fastiter.datasets import StreamDataset  # noqa: E402
 from fastiter.torch import Patch, as_default, patch  # noqa: E402
 
 real = types.SimpleNamespace(DataLoader=torch_data.DataLoader)  # no global of the module
@@ -30,6 +31,9 @@ class Numbers(torch_data.Dataset):
 
     def __getitem__(self, index: int) -> int:
         return index
+
+    def shard(self, number: int) -> range:
+        return range(8 * number, 8 * number + 8)
 
 
 class Before(torch_data.DataLoader):
@@ -116,6 +120,27 @@ def test_keywords_are_for_loaders_whose_caller_has_not_set_them(program):
     for name in ("batch_size", "in_order", "unknown"):
         with pytest.raises(TypeError, match=f"seed_examples.*not '{name}'"):
             patch(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "arguments"),
+    [
+        ({"hedge": 0.1}, {"num_workers": 1}),
+        ({"dataset_timeout": 60.0, "on_timeout": "retry"}, {"num_workers": 1}),
+        ({}, {"num_workers": "auto"}),
+        ({}, {"dataset": StreamDataset(range(3), Numbers().shard)}),
+        ({"on_error": "skip"}, {"dataset": StreamDataset(range(3), Numbers().shard)}),
+    ],
+    ids=["hedge", "retry", "auto", "stream", "skip of a stream"],
+)
+def test_arguments_of_workers_and_streams(program, keywords, arguments):
+    arguments = {"dataset": Numbers(), "batch_size": 4, **arguments}
+    with as_default(**keywords) as patched:
+        loader = program.DataLoader(**arguments)
+        found = [rows(loader), rows(loader)]
+        assert [each["left_to_torch"] for each in patched.as_dict()["loaders"]] == [None]
+    ours = fastiter.torch.DataLoader(**arguments, **keywords)
+    assert found == [rows(ours), rows(ours)]
 
 
 def test_it_looks_like_torchs_class(program):
