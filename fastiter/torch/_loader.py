@@ -21,12 +21,7 @@ from fastiter._util.cpus import usable_cpus
 from fastiter._workers.start_method import SAFE
 from fastiter.datasets.arrow_dataset import table_source
 from fastiter.datasets.stream_dataset import StreamDataset
-from fastiter.iterators._arguments import (
-    DEFAULT_RETRIES,
-    OnTimeout,
-    checked_retries,
-    checked_share,
-)
+from fastiter.iterators._arguments import DEFAULT_RETRIES, OnTimeout, checked_retries, checked_share
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError, checked
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.torch import _streams
@@ -456,12 +451,20 @@ persistent_workers, pin_memory_device, in_order
             self._digest = *known, digest_of(values)
         return {f"sampler.{name}": self._digest[2]}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The attributes of a copy, which begins anew, or where a state was loaded. As of torch's
-        class, which has no copies once there are persistent workers."""
-        state = {**self.__dict__, "_last_iteration": LastIteration()}
-        state.pop("_iterations", None)
-        return state
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy begins anew, or where a state was loaded. As of torch's class, there is none once
+        there are persistent workers."""
+        made: Any = super().__reduce_ex__(protocol)
+        if not isinstance(made, tuple) or len(made) < 3 or not isinstance(made[2], dict):
+            return made
+        fresh = self._fresh()  # also where a subclass has a __getstate__() of its own
+        kept = {name: fresh.get(name, value) for name, value in made[2].items()}
+        kept.pop("_iterations", None)
+        return *made[:2], kept, *made[3:]
+
+    def _fresh(self) -> dict[str, Any]:
+        """Attributes that a copy has in place of these."""
+        return {"_last_iteration": LastIteration()}
 
     def load_state_dict(
         self, state_dict: dict[str, Any] | Sequence[dict[str, Any]], strict: bool = True

@@ -452,11 +452,8 @@ class ProgramLoader(_Base, metaclass=_AnyLoader):
         loops.add(1, 0, took, took)
         return made
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__() if self._is_ours() else dict(self.__dict__)
-        if self._record is not None:
-            state["_record"] = self._record.copy()
-        return state
+    def _fresh(self) -> dict[str, Any]:
+        return {**super()._fresh(), "_record": self._record and self._record.copy()}
 
 
 functools.update_wrapper(ProgramLoader.__init__, _loader.DataLoader.__init__)  # for its signature

@@ -278,6 +278,27 @@ def test_loaders_of_each_class_are_copied_and_pickled(program, copied):
     assert rows(copied(meanwhile)) == rows(copied(before)) == rows(before)
 
 
+@pytest.mark.parametrize("left_to_torch", [False, True])
+def test_copies_of_a_class_with_a_state_of_its_own(program, left_to_torch):
+    """As with torch's class, also after a loop; they begin anew, and are in no report."""
+    with as_default() as patched:
+
+        class Own(program.DataLoader):
+            def __getstate__(self) -> dict[str, Any]:
+                return self.__dict__
+
+        loader = Own(Refused() if left_to_torch else Numbers(), 4)
+        expected = rows(loader)
+        copies = [copy.copy(loader), copy.deepcopy(loader)]
+        for made in copies:
+            assert type(made) is Own
+            assert rows(made) == expected
+        (figures,) = patched.as_dict()["loaders"]
+        assert (figures["left_to_torch"] is not None) == left_to_torch
+        assert (figures["epochs"], figures["batches"]) == (1, 6)
+        assert left_to_torch or [made.stats().batches for made in copies] == [6, 6]
+
+
 class Refused(Numbers):
     """fastiter asks for its columns when an iteration begins; torch does not."""
 
