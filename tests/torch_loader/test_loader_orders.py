@@ -803,6 +803,20 @@ def test_refused_arguments(arguments, text):
         DataLoader(data(), **arguments)
 
 
+@pytest.mark.parametrize("make", [torch.tensor, np.array])
+def test_tensors_and_arrays(make):
+    """They are datasets, also with a single row; a single number is a length."""
+    for rows in (list(range(10, 20)), [7], [[5, 6]]):
+        for workers in (0, 1):
+            arguments = {"sampler": ShuffleOrderSampler(0), "num_workers": workers}
+            found = epoch_of(DataLoader(make(rows), 4, **arguments))
+            assert found == epoch_of(DataLoader([make(row) for row in rows], 4, **arguments))
+        batches = LengthBucketBatchSampler([1] * len(rows), batch_size=4, seed=0)
+        assert len(epoch_of(DataLoader(make(rows), batch_sampler=batches))) == -(-len(rows) // 4)
+    for length in (make(10), make([10])[0]):
+        assert len(Order(ShuffleOrderSampler(0), length)) == 10
+
+
 def test_refused_orders():
     with pytest.raises(ValueError, match="needs the batch_size"):
         Order(ShuffleOrderSampler(0), N, rank=0, num_replicas=2)

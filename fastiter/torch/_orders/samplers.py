@@ -76,7 +76,8 @@ class EpochOwner(Sampler[Any]):
         self.drop_last = checked_flag("drop_last", drop_last)
         self._epochs, counted = sampler, source
         self.rows: Any = None  # names of indices that tell their epoch
-        if hasattr(source, "__index__"):
+        is_one = getattr(source, "ndim", None) == 0 or not hasattr(source, "__getitem__")
+        if is_one and hasattr(source, "__index__"):  # which tensors of all shapes have
             counted = range(checked_int("dataset_or_length", source))
         elif not self._cuts:
             self._epochs = sampler_of_epochs(source, sampler, None)
