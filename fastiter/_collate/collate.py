@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from fastiter._collate import concat, numpy_fallback
-from fastiter._collate.numpy_fallback import Indices
+from fastiter._collate.numpy_fallback import SET_PADDING, Indices
 from fastiter._collate.padding import FieldRule, Padding
 from fastiter._device.cupy import array_module, is_cupy_array
 from fastiter._util import array_subtypes
 
 Joined = tuple[Any, Any]  # an array, and the lengths of its rows or None
+_LACKING = (IndexError, KeyError, TypeError)  # errors of an example without a field
 
 
 def collate(
@@ -104,6 +105,8 @@ def join_field(
     """Join the values of one field; ``name`` and ``indices`` are for the text of errors."""
     if rule.as_list:
         return list(values), None
+    if rule.nested is not None:
+        values = _tables(values, rule, name, indices)
     found = concat.join_fields(values, None, (rule,), copy)[0]
     if found is not None:
         return found if type(found) is tuple else (found, None)
@@ -114,9 +117,20 @@ def join_field(
         raise numpy_fallback.misfit(values, error, name, indices, padded) from None
 
 
-def _refuse_more_fields(
-    batch: Sequence[Any], names: tuple[Any, ...], indices: Indices | None
-) -> None:
+def _tables(values: Any, rule: FieldRule, name: Any, indices: Indices | None) -> list[Any]:
+    """Lists of arrays of one axis as arrays of two, each as wide as the longest array of a list."""
+    tables, fill = [], 0 if rule.fill is None else rule.fill
+    empty = np.empty(0, rule.nested)  # tells the dtype where a list has no array
+    for number, arrays in enumerate(values):
+        arrays = arrays[: rule.max_length] if rule.max_length >= 0 else arrays
+        if rule.fill is None and len(set(map(len, arrays))) > 1:
+            place = numpy_fallback.place_of(number, indices)
+            raise ValueError(f"field {name!r}: lists in {place} differ in length; {SET_PADDING}")
+        tables.append(concat.pad_stack([*arrays, empty], fill)[:-1])
+    return tables
+
+
+def _refuse_more_fields(batch: Sequence[Any], names: Any, indices: Indices | None) -> None:
     """Raise ValueError if an example has a field that the first example lacks: it would be lost."""
     for number, example in enumerate(batch):
         if isinstance(example, (tuple, dict)) and len(example) > len(names):
@@ -139,10 +153,8 @@ def _field_of(batch: Sequence[Any], name: Any, indices: Indices | None) -> list[
     for number, example in enumerate(batch):
         try:
             values.append(example[name])
-        except (IndexError, KeyError, TypeError) as error:
-            kind = next(
-                kind for kind in (IndexError, KeyError, TypeError) if isinstance(error, kind)
-            )
+        except _LACKING as error:
+            kind = next(kind for kind in _LACKING if isinstance(error, kind))
             raise kind(
                 f"{numpy_fallback.place_of(number, indices)} has no field {name!r}, which "
                 f"{numpy_fallback.place_of(0, indices)} has: it is {example!r:.80}"

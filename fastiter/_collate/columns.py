@@ -19,16 +19,9 @@ def examples_of(dataset: Any, columns: tuple[Any, ...], n_rows: int) -> list[Any
     mode = dataset.mode
     if mode is None:
         return _values(columns[0], n_rows)
-    if not columns:
-        rows: list[tuple[Any, ...]] = [()] * n_rows
-    else:
-        rows = list(zip(*(_values(column, n_rows) for column in columns), strict=True))
-    if mode is tuple:
-        return rows
-    if mode is dict:
-        keys = dataset.keys
-        return [dict(zip(keys, row, strict=False)) for row in rows]
-    return [None] * n_rows
+    values = [_values(column, n_rows) for column in columns]
+    rows = list(zip(*values, strict=True)) if columns else [()] * n_rows
+    return [dict(zip(dataset.keys, row, strict=False)) for row in rows] if mode is dict else rows
 
 
 def _values(column: Any, n_rows: int) -> list[Any]:

@@ -11,6 +11,6 @@ def join_batch(batch: Any, copy: bool) -> Any: ...
 def join_fields(
     batch: Sequence[Any],
     names: tuple[Any, ...] | None,
-    rules: tuple[tuple[Any, int, int, bool, str | None, bool], ...] | None,
+    rules: tuple[tuple[Any, int, int, bool, str | None, bool, Any], ...] | None,
     copy: bool,
 ) -> list[Any]: ...

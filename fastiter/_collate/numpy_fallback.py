@@ -60,12 +60,8 @@ def as_arrays(rows: Sequence[Any]) -> Any:
     typed = [a.dtype for a, row in zip(arrays, rows, strict=True) if a.size or _holds_arrays(row)]
     dtype = np.result_type(*set(typed) or {arrays[0].dtype})
     ndim = max(array.ndim for array in arrays)
-    return [
-        (array if array.size else array.reshape(array.shape + (0,) * (ndim - array.ndim))).astype(
-            dtype, copy=False
-        )
-        for array in arrays
-    ]
+    deep = [a if a.size else a.reshape(a.shape + (0,) * (ndim - a.ndim)) for a in arrays]
+    return [array.astype(dtype, copy=False) for array in deep]
 
 
 def _holds_arrays(row: Any) -> bool:
@@ -74,6 +70,10 @@ def _holds_arrays(row: Any) -> bool:
     )
 
 
+SET_PADDING = (
+    "set padding to fill them up, as in functools.partial(concat_examples, padding=0), or in "
+    "ArrowDataset(..., padding=0)"
+)
 #: Errors of a field whose examples do not fit together; exactly these, not their subclasses.
 MISFITS = (AttributeError, KeyError, IndexError, OverflowError, TypeError, ValueError)
 
@@ -107,10 +107,7 @@ def misfit(
             f"shape: {seen}"
         )
     if not is_padded and len(shapes) > 1:
-        return kind(
-            f"{field}examples differ in shape: {seen}; set padding to fill them up, as in "
-            "functools.partial(concat_examples, padding=0), or in ArrowDataset(..., padding=0)"
-        )
+        return kind(f"{field}examples differ in shape: {seen}; {SET_PADDING}")
     return kind(f"{field}{error}") if field else error
 
 
@@ -178,9 +175,8 @@ def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
         shape[:1] += -shape[:1] % multiple
         is_left = type(fill) is OnLeft
         value = fill.fill if is_left else 0 if fill is LAST else fill
-        result = _filled(
-            (len(rows), *shape.tolist()), checked_fill(value, dtype, len(shape)), dtype
-        )
+        value = checked_fill(value, dtype, len(shape))
+        result = _filled((len(rows), *shape.tolist()), value, dtype)
         for i, row in enumerate(rows):
             place: Any = (i, *map(slice, row.shape))
             if is_left:

@@ -23,6 +23,7 @@ class FieldRule(NamedTuple):
     lengths: bool = False  #: whether the lengths of the first axis are returned, too
     named: str | None = None  #: the argument, if any, that asks for one of these for this field
     as_list: bool = False  #: whether the values become a list, not an array
+    nested: Any = None  #: of values that are lists of arrays of one axis: the arrays' dtype
 
     def takes_whole(self, length: int) -> bool:
         """Whether an axis of `length` is left as it is, if it is that of all examples."""
@@ -52,6 +53,7 @@ class Padding:
     ) -> None:
         self.padding = padding
         self._lists: frozenset[Any] = frozenset()
+        self._nested: Any = None
         self._options = {
             "max_length": _checked("max_length", max_length, _length),
             "pad_to_multiple": _checked("pad_to_multiple", pad_to_multiple, _length),
@@ -67,17 +69,16 @@ class Padding:
         #: whether there is nothing to do, for any field
         self.is_none = self.only_fills and padding is None
 
-    def for_dataset(self, fills: Any, lists: frozenset[Any]) -> Padding:
-        """These rules, for a dataset: its ``fills`` count where no padding was given, and the
-        fields in ``lists`` (None: examples without names) become lists."""
-        if fills is None and not lists:
+    def for_dataset(self, fills: Any, lists: frozenset[Any], nested: Any) -> Padding:
+        """These rules with `Columns.fills` where no padding was given, `lists` and `nested`."""
+        if fills is None and not lists and not nested:
             return self
         found = copy.copy(self)
         if found.padding is None:
             found.padding = fills
         elif isinstance(fills, dict):
             found.padding = _in_their_places(found.padding, fills)
-        found._lists = lists
+        found._lists, found._nested = lists, nested
         found.is_none = False
         return found
 
@@ -136,8 +137,9 @@ class Padding:
     def _rule(self, field: Any, fill: Any, container: type | None) -> FieldRule:
         if field in self._lists:
             return FieldRule(as_list=True)
+        nested = (self._nested or {}).get(field)
         if self.only_fills:
-            return FieldRule(fill)
+            return FieldRule(fill, nested=nested)
         values: list[Any] = []
         named = None
         for name, given in self._options.items():
@@ -158,7 +160,7 @@ class Padding:
                 )
             multiple = None
         limit = -1 if max_length is None else max_length
-        return FieldRule(fill, limit, multiple or 1, bool(lengths), named)
+        return FieldRule(fill, limit, multiple or 1, bool(lengths), named, nested=nested)
 
 
 def _in_their_places(padding: Any, fills: dict[Any, Any]) -> Any:

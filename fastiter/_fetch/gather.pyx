@@ -68,8 +68,7 @@ cdef class ColumnReader:
 
     Safe to use in several threads at a time. Releases the GIL while it copies large columns. The
     arguments are those of `dataset_access.Columns`. A column is a numpy.ndarray, an `ArrowColumn`,
-    a `TokenColumn`, or an
-    object whose ``values(rows)`` gives a list.
+    a `TokenColumn`, or an object whose ``values(rows)`` gives a list.
     """
 
     def __cinit__(self, mode, tuple keys, list columns, bint views):

@@ -277,6 +277,7 @@ class ArrowDataset(DatasetMixin):
         columns: dict[str, Any] = {}
         lists: set[Any] = set()
         fills: dict[str, Any] = {}
+        nested: dict[Any, Any] = {}
         is_ragged = False
         for name in chosen if table is not None else ():
             column, is_valid = self._column(
@@ -299,6 +300,8 @@ class ArrowDataset(DatasetMixin):
                 fill = fills[name] = padding.get(name) if is_given else self._padding
                 if fill is not None and name not in self._decode:
                     arrow_types.check_padding(name, fill, column.dtype)
+            if getattr(column, "levels", 0) > 1 and name not in self._decode:
+                nested[None if is_bare else name] = column.dtype
             is_ragged |= is_array
         return Columns(
             None if is_bare else dict,
@@ -307,6 +310,7 @@ class ArrowDataset(DatasetMixin):
             views=False,
             fills=self._fills(fills, is_bare),
             lists=frozenset([None]) if is_bare and lists else frozenset(lists),
+            nested=nested,
             by_example=self._own is not None or bool(self._decode) or is_ragged,
             row_groups=self._groups,
         )

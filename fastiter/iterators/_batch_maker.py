@@ -39,7 +39,8 @@ class ConcatOptions(NamedTuple):
         columns = columns_of(dataset)
         if columns is None:
             return self
-        return self._replace(padding=self.padding.for_dataset(columns.fills, columns.lists))
+        known = columns.fills, columns.lists, columns.nested
+        return self._replace(padding=self.padding.for_dataset(*known))
 
 
 def concat_of(converter: Callable[..., Any] | None) -> ConcatOptions | None:

@@ -252,6 +252,69 @@ def test_decode_runs_for_each_value(kind: str, tmp_path: Path) -> None:
     it.finalize()
 
 
+#: Among batches of four, some without a list, without an element, and ragged at both depths.
+LISTS_OF_LISTS = [
+    *([], [], [], [], [[]], [], [[], []], []),
+    *([[1, 2], [3]], [[4]], [], [[5, 6, 7], [8], [9]], [[1]], [[2]], [[3]], [[4]]),
+]
+
+
+@pytest.fixture(scope="module")
+def lists_of_lists(tmp_path_factory: Any) -> dict[str, Any]:
+    """The same rows, of a table whose batches are gathered, and where they are made of examples."""
+    rows = {"a": pa.array(LISTS_OF_LISTS, pa.list_(pa.list_(pa.int32())))}
+    path = tmp_path_factory.mktemp("lists") / "x.parquet"
+    pq.write_table(pa.table(rows), path, row_group_size=3)
+    with_bytes = pa.table({**rows, "b": [b"xy"] * len(LISTS_OF_LISTS)})
+    return {
+        "gathered": ArrowDataset(pa.table(rows)),
+        "parquet": ArrowDataset(path),
+        "decode": ArrowDataset(with_bytes, decode={"b": len}),
+    }
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+@pytest.mark.parametrize("source", ["parquet", "decode"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"padding": 7},
+        {"padding": {"a": 7}, "max_length": 2, "pad_to_multiple": 4, "return_lengths": {"a": True}},
+    ],
+    ids=str,
+)
+def test_lists_of_lists_are_joined_alike_by_all_iterators(
+    kind: str, source: str, options: Any, lists_of_lists: dict[str, Any]
+) -> None:
+    converter = functools.partial(concat_examples, **options)
+    order = {"shuffle": False, "repeat": False, "converter": converter}
+    wanted = list(SerialIterator(lists_of_lists["gathered"], 4, **order))
+    it = ITERATORS[kind](lists_of_lists[source], 4, **order)
+    for batch, gathered in zip(it, wanted, strict=True):
+        for name, array in gathered.items():
+            assert (batch[name].dtype, batch[name].shape) == (array.dtype, array.shape)
+            np.testing.assert_array_equal(batch[name], array)
+    it.finalize()
+    assert wanted[0]["a"].shape[::2] == (4, 0) and wanted[0]["a"].dtype == np.int32
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_lists_of_lists_of_one_shape_need_no_padding(
+    kind: str, lists_of_lists: dict[str, Any]
+) -> None:
+    for dataset in lists_of_lists.values():
+        it = ITERATORS[kind](dataset, 4, shuffle=False, converter=concat_examples)
+        assert next(it)["a"].shape == (4, 0, 0)
+        with pytest.raises(ValueError, match=r"'a': examples differ in shape: .* set padding"):
+            next(it)
+        with pytest.raises(
+            ValueError, match=r"'a': lists in example 0 \(dataset index 8\) .*; set padding"
+        ):
+            next(it)
+        assert next(it)["a"].tolist() == [[[1]], [[2]], [[3]], [[4]]]
+        it.finalize()
+
+
 def test_no_threads_stay(files: Path) -> None:
     before = set(os.listdir("/proc/self/task")) if Path("/proc/self/task").exists() else set()
     it = SerialIterator(str(files / "a.parquet"), 64, shuffle=False, repeat=False)
@@ -353,6 +416,20 @@ def test_torch_loader(files: Path) -> None:
         assert dataset._groups.n_decoded == len(dataset.row_group_ends)
     with pytest.warns(UserWarning, match="order without blocks"):
         DataLoader(dataset, shuffle=True)
+
+
+def test_torch_loader_joins_lists_of_lists(lists_of_lists: dict[str, Any]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from fastiter.torch import DataLoader
+
+    converter = functools.partial(concat_examples, padding=7)
+    wanted = [
+        batch["a"] for batch in DataLoader(lists_of_lists["gathered"], 4, collate_fn=converter)
+    ]
+    loader = DataLoader(lists_of_lists["parquet"], 4, num_workers=1, collate_fn=converter)
+    for batch, array in zip(loader, wanted, strict=True):
+        assert (batch["a"].dtype, batch["a"].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(batch["a"], array)
 
 
 def test_the_metadata_of_a_file_is_read_once(
