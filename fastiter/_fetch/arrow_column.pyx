@@ -85,7 +85,7 @@ cdef class ArrowColumn:
         column.levels = len(wide)
         for level in range(column.levels):
             column.wide[level] = wide[level]
-        column.width = 0 if layout == "bits" or (wide and dtype == numpy.bool_) else dtype.itemsize
+        column.width = 0 if layout == "bits" or (len(wide) == 1 and dtype == numpy.bool_) else dtype.itemsize
         for size in shape:
             column.width *= <size_t>size
         self.n_inner = <int>len(inner)

@@ -37,6 +37,7 @@ class Layout(NamedTuple):
     wide: tuple[bool, ...] = ()
     text: type | None = None
     inner: tuple[int, ...] = ()
+    convert: Callable[[Any], Any] | None = None  #: called with each chunk, which then lies so
 
     @property
     def is_fixed(self) -> bool:
@@ -49,9 +50,16 @@ class Layout(NamedTuple):
         """The column of these chunks, Arrow arrays, or of row groups, of the type of the array
         ``kind``. `fill` is put for nulls."""
         arrays = [chunk.__arrow_c_array__()[1] for chunk in chunks]
-        layout, dtype, shape, wide, text, inner = self
+        layout, dtype, shape, wide, text, inner, _ = self
         kind = None if kind is None else kind.__arrow_c_array__()[0]
         return ArrowColumn(arrays, layout, dtype, shape, wide, text, fill, inner, row_groups, kind)
+
+
+#: Layouts of numbers that are stored in less room than NumPy's.
+_PACKED = {
+    "boolean": Layout("bits", np.dtype(bool)),
+    "date32": Layout("days", np.dtype("datetime64[D]")),
+}
 
 
 def _kind(arrow_type: Any) -> str:
@@ -88,10 +96,8 @@ def layout_of(arrow_type: Any) -> Layout | None:
     dtype = number_dtype(arrow_type)
     if dtype is not None:
         return Layout("fixed", dtype)
-    if kind == "boolean":
-        return Layout("bits", np.dtype(bool))
-    if kind == "date32":
-        return Layout("days", np.dtype("datetime64[D]"))
+    if kind in _PACKED:
+        return _PACKED[kind]
     if kind in _STRINGS:
         name, wide, text = _STRINGS[kind]
         return Layout(name, np.dtype(np.uint8), (), wide, text)
@@ -104,9 +110,18 @@ def layout_of(arrow_type: Any) -> Layout | None:
     if is_tensor(arrow_type):
         layout = _fixed_lists(arrow_type.storage_type)
         if layout is not None:
-            places = arrow_type.permutation or range(len(arrow_type.shape))
-            return layout._replace(shape=tuple(arrow_type.shape[place] for place in places))
+            ordered = range(len(arrow_type.shape))
+            places = list(arrow_type.permutation or ordered)
+            shape = tuple(arrow_type.shape[place] for place in places)
+            convert = layout.convert if places == list(ordered) else permuted
+            return layout._replace(shape=shape, convert=convert)
     return None
+
+
+def _elements(arrow_type: Any) -> tuple[np.dtype[Any] | None, Any]:
+    """The dtype of lists' elements, None if they have none, and `Layout.convert` of such lists."""
+    packed = _PACKED.get(_kind(arrow_type))
+    return (number_dtype(arrow_type), None) if packed is None else (packed.dtype, unpacked)
 
 
 def _fixed_lists(arrow_type: Any) -> Layout | None:
@@ -115,10 +130,10 @@ def _fixed_lists(arrow_type: Any) -> Layout | None:
     while _kind(arrow_type) == "fixed_size_list":
         sizes.append(arrow_type.list_size)
         arrow_type = arrow_type.value_type
-    dtype = number_dtype(arrow_type)
+    dtype, convert = _elements(arrow_type)
     if dtype is None or 0 in sizes or len(sizes) >= _MOST_SIZES:
         return None
-    return Layout("fixed", dtype, tuple(sizes), inner=tuple(sizes))
+    return Layout("fixed", dtype, tuple(sizes), inner=tuple(sizes), convert=convert)
 
 
 def _lists(arrow_type: Any) -> Layout | None:
@@ -127,12 +142,11 @@ def _lists(arrow_type: Any) -> Layout | None:
     while _kind(arrow_type) in _LISTS:
         wide.append(_LISTS[_kind(arrow_type)])
         arrow_type = arrow_type.value_type
-    dtype = number_dtype(arrow_type)
-    if dtype is None and len(wide) == 1 and _kind(arrow_type) == "boolean":
-        dtype = np.dtype(bool)
+    dtype, convert = _elements(arrow_type)
     if dtype is None or len(wide) > 2:
         return None
-    return Layout("lists", dtype, wide=tuple(wide))
+    is_read = dtype.kind == "b" and len(wide) == 1  # as it is: `ArrowColumn` takes these bits
+    return Layout("lists", dtype, wide=tuple(wide), convert=None if is_read else convert)
 
 
 # ---- objects ---------------------------------------------------------------------------------
@@ -253,7 +267,7 @@ def array_rows(field: Any) -> ArrayRows | None:
         shape = json.loads(metadata[b"ARROW:extension:metadata"])[0]
     while _kind(kind) in _LISTS:
         kind = kind.value_type
-    dtype = np.dtype(bool) if _kind(kind) == "boolean" else number_dtype(kind)
+    dtype, _ = _elements(kind)
     return None if dtype is None else ArrayRows(tuple(shape), dtype)
 
 
@@ -281,9 +295,7 @@ def flattened(shape: tuple[int, ...], array: Any) -> Any:
     elements = storage.drop_null() if storage.null_count else storage
     for _ in shape:
         elements = elements.flatten()
-    if pa.types.is_boolean(elements.type):
-        elements = elements.cast(pa.uint8())
-    size = math.prod(shape)
+    elements, size = unpacked(elements), math.prod(shape)
     if not storage.null_count:
         return pa.FixedSizeListArray.from_arrays(elements, size)
     return _spread(elements.to_numpy().reshape(-1, size), is_valid(array), elements.type)
@@ -292,11 +304,29 @@ def flattened(shape: tuple[int, ...], array: Any) -> Any:
 def permuted(array: Any) -> Any:
     """Tensors whose axes are stored in another order, as lists of a fixed size."""
     kind = array.type
-    storage = array.storage.drop_null()
+    storage = unpacked(array).drop_null()
     rows = storage.flatten().to_numpy().reshape(-1, *kind.shape)
     rows = rows.transpose(0, *(1 + place for place in kind.permutation))
     rows = np.ascontiguousarray(rows).reshape(len(storage), math.prod(kind.shape))
-    return _spread(rows, is_valid(array), kind.value_type)
+    return _spread(rows, is_valid(array), storage.type.value_type)
+
+
+def unpacked(array: Any) -> Any:
+    """Lists or tensors with bytes for bits and int64 for days, so that they lie as NumPy's."""
+    import pyarrow as pa
+
+    array = getattr(array, "storage", array)
+    kind = _kind(array.type)
+    if kind == "boolean":
+        return array.cast(pa.uint8())
+    if kind == "date32":
+        return array.cast(pa.int32()).cast(pa.int64())
+    if not kind:
+        return array
+    child, size = unpacked(array.values), getattr(array.type, "list_size", -1)
+    made = pa.large_list(child.type) if kind == "large_list" else pa.list_(child.type, size)
+    buffers = array.buffers()[: made.num_buffers]
+    return pa.Array.from_buffers(made, len(array), buffers, offset=array.offset, children=[child])
 
 
 def _spread(rows: npt.NDArray[Any], valid: Any, kind: Any) -> Any:
@@ -339,9 +369,7 @@ VALID = Layout("bits", np.dtype(bool))
 
 def is_valid(array: Any) -> Any:
     """A mask of the values of an Arrow array that are not null."""
-    import pyarrow.compute as compute
-
-    return compute.is_valid(array)
+    return array.is_valid()
 
 
 def has_nulls(array: Any) -> bool:
@@ -410,9 +438,7 @@ def first_row(chunks: list[Any], rows: Rows | None, find: Callable[[Any], Any]) 
 
 def null_rows(array: Any) -> npt.NDArray[np.bool_] | None:
     """For each row of an Arrow array whether it is null; None if none is."""
-    import pyarrow.compute as compute
-
     if array.null_count == 0 and (_kind(array.type) or number_dtype(array.type) is not None):
         return None
-    flags: npt.NDArray[np.bool_] = compute.is_null(array).to_numpy(zero_copy_only=False)
+    flags: npt.NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
     return flags

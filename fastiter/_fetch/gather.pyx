@@ -14,9 +14,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 cimport numpy as cnp
 
-from fastiter._clib.csrc cimport (
-    FI_RESULT_BATCHES, fi_arrow_chunks_agree, fi_arrow_gather, fi_column, fi_gather_rows, fi_outruns_cache, fi_rows_lie_within,
-    fi_rows_translate)
+from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport (
     bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, new_empty,
     strides_of)
@@ -381,14 +379,8 @@ cdef class ColumnReader:
 
     def outputs(self, Py_ssize_t n):
         """New arrays for n rows of each column; None if a column cannot be gathered."""
-        cdef Py_ssize_t number
-        cdef list outputs = []
-        for number in range(self.count):
-            output = self.output(number, n)
-            if output is None:
-                return None
-            outputs.append(output)
-        return outputs
+        outputs = [self.output(number, n) for number in range(self.count)]
+        return None if any(output is None for output in outputs) else outputs
 
     cdef object output(self, Py_ssize_t number, Py_ssize_t n):
         cdef ColumnSource *source = &self.sources[number]

@@ -129,10 +129,8 @@ cdef class ManyReader(DatasetReader):
             try:
                 if failure is not None:
                     raise failure
-                if examples is None:
-                    example = sink.call(self.getter, [row], [sink.index])[0]
-                else:
-                    example = examples[place]
+                example = examples[place] if examples is not None else sink.call(
+                    self.getter, [row], [sink.index])[0]
                 Py_INCREF(example)
                 sink.put_example(row, <PyObject *>example)
                 example = None
@@ -173,10 +171,7 @@ cdef class ColumnsReader(DatasetReader):
 
     def examples(self, indices, tuple origin, bint tolerates=False, first=0, stop=None):
         try:
-            if first > 0 or stop is not None:
-                found = self.gatherer.examples(indices[first:stop])
-            else:
-                found = self.gatherer.examples(indices)
+            found = self.gatherer.examples(indices[first:stop])
         except (OSError, ValueError):
             found = None
         if found is None:

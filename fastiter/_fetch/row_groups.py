@@ -208,11 +208,7 @@ class RowGroups:
         """The user needs no groups any more. The last one of this process gives all memory back
         that no one uses."""
         # A garbage collection has cleared the reference before it finalizes the user.
-        users = [
-            other
-            for other in self._users
-            if (alive := other.user()) is not None and alive is not user
-        ]
+        users = [other for other in self._users if other.user() not in (None, user)]
         if len(users) == len(self._users):
             return
         self._set_users(users)

@@ -372,7 +372,8 @@ class ArrowDataset(DatasetMixin):
         import pyarrow as pa
 
         chunks = chunked.chunks
-        is_gathered = arrow_types.layout_of(chunked.type) is not None
+        layout = arrow_types.layout_of(chunked.type)
+        is_gathered = layout is not None and layout.convert is not arrow_types.unpacked
         if isinstance(self._source, Paths) and name not in self._sound:
             try:
                 if not is_gathered or any(map(arrow_types.has_nulls, chunks)):
@@ -423,10 +424,7 @@ class ArrowDataset(DatasetMixin):
             return chunked, layout, None, flatten
         if not pa.types.is_dictionary(chunked.type):
             layout = arrow_types.layout_of(chunked.type)
-            order = getattr(chunked.type, "permutation", None)
-            is_stored_so = layout is None or not order or list(order) == sorted(order)
-            convert = _unchanged if is_stored_so else arrow_types.permuted
-            return chunked, layout, None, convert
+            return chunked, layout, None, (layout and layout.convert) or _unchanged
         if self._groups is not None:
             chunked = pa.chunked_array([], chunked.type.value_type)
             layout = arrow_types.layout_of(chunked.type)
@@ -435,7 +433,7 @@ class ArrowDataset(DatasetMixin):
         codes = arrow_types.layout_of(chunked.type.index_type)
         values = arrow_types.layout_of(chunked.type.value_type)
         if values is not None and values.is_fixed:
-            return chunked.cast(chunked.type.value_type), values, None, _unchanged
+            return chunked.cast(chunked.type.value_type), values, None, values.convert or _unchanged
         known = chunked.chunk(0).dictionary.to_pylist() if chunked.num_chunks else []
         return chunked, codes, known, _unchanged
 

@@ -68,6 +68,12 @@ def test_values_are_those_of_to_pylist(name: str, null_share: float) -> None:
             ArrowDataset(pa.table({"x": column}))
 
 
+PADDED = (
+    *("list", "large_list", "list of bool", "list of dates"),
+    *("list of lists", "list of large lists", "list of lists of bool", "list of lists of dates"),
+)
+
+
 @pytest.mark.parametrize("kind", ITERATORS)
 def test_every_type_by_every_iterator(kind: str) -> None:
     table = pa.table({name: column_of(name, N, 0.0, seed=1) for name in TYPES})
@@ -82,7 +88,7 @@ def test_every_type_by_every_iterator(kind: str) -> None:
         for name in TYPES:
             values = [wanted[i][name] for i in range(row, row + n)]
             check_equal([example[name] for example in examples[row : row + n]], values)
-            if name in ("list", "large_list", "list of lists", "list of large lists"):
+            if name in PADDED:
                 check_padded(batch[name], values)
             elif not name.startswith("list of"):
                 check_equal(list(batch[name]), values)
@@ -92,7 +98,11 @@ def test_every_type_by_every_iterator(kind: str) -> None:
     assert joined[0]["timestamp of a zone"].dtype == np.dtype("datetime64[ms]")
     assert type(joined[0]["string"]) is type(joined[0]["struct"]) is list
     assert joined[0]["fixed_size_list in another"].shape == (37, 3, 3)
-    assert joined[0]["list of bool"].dtype == bool
+    days = np.dtype("datetime64[D]")
+    assert joined[0]["list of bool"].dtype == joined[0]["list of lists of bool"].dtype == bool
+    assert joined[0]["list of dates"].dtype == joined[0]["list of lists of dates"].dtype == days
+    assert joined[0]["fixed_size_list of bool"].dtype == bool
+    assert joined[0]["fixed_size_list of dates"].dtype == days
 
 
 def check_padded(matrix: Any, values: list[Any]) -> None:
@@ -296,6 +306,23 @@ def test_tensors_of_a_fixed_shape() -> None:
     np.testing.assert_array_equal(np.stack(ArrowDataset(array)[:]), values)
     (batch,) = batches(ArrowDataset(array[1:]), SerialIterator, converter=concat_examples)
     np.testing.assert_array_equal(batch, values[1:])
+
+
+@pytest.mark.parametrize("kind", [pa.bool_(), pa.date32()], ids=str)
+@pytest.mark.parametrize("order", [None, (1, 0)])
+def test_tensors_of_bits_and_of_days(kind: pa.DataType, order: tuple[int, ...] | None) -> None:
+    tensors = pa.fixed_shape_tensor(kind, [2, 3], permutation=order and list(order))
+    flat = pa.array([[i % 2, 0, 1, 0, 1, 1] for i in range(5)], pa.list_(pa.int32(), 6))
+    array = pa.ExtensionArray.from_storage(tensors, flat.cast(tensors.storage_type))[1:]
+    dtype = np.dtype(bool if kind == pa.bool_() else "datetime64[D]")
+    wanted = [np.reshape(row, (2, 3)).astype(dtype) for row in flat.to_pylist()[1:]]
+    wanted = [row.transpose(order or (0, 1)) for row in wanted]
+    (batch,) = batches(ArrowDataset(array), SerialIterator, converter=concat_examples)
+    assert batch.dtype == dtype
+    np.testing.assert_array_equal(batch, wanted)
+    array = pa.ExtensionArray.from_storage(tensors, pa.array([None], tensors.storage_type))
+    masked = ArrowDataset(pa.table({"t": array}), nulls="mask")[0]["t"]
+    assert masked.shape == wanted[0].shape and not masked.astype(int).any()
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 0, 2)])

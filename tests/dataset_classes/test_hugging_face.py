@@ -120,6 +120,7 @@ SHAPED = {
     "plane": (datasets.Array2D((2, 3), "float32"), (2, 3)),
     "cube": (datasets.Array3D((2, 1, 4), "uint8"), (2, 1, 4)),
     "flags": (datasets.Array2D((3, 2), "bool"), (3, 2)),
+    "days": (datasets.Array2D((2, 2), "date32"), (2, 2)),
     "four": (datasets.Array4D((1, 2, 2, 2), "int64"), (1, 2, 2, 2)),
     "five": (datasets.Array5D((1, 2, 1, 2, 2), "float64"), (1, 2, 1, 2, 2)),
     "open": (datasets.Array2D((None, 3), "int16"), None),
@@ -130,8 +131,9 @@ def shaped(name: str, n: int = 7, null: int | None = None) -> tuple[Any, list[An
     """A dataset with a column of arrays, and the arrays."""
     feature, shape = SHAPED[name]
     draw = np.random.default_rng(3)
+    dtype = "datetime64[D]" if feature.dtype == "date32" else feature.dtype
     values: list[Any] = [
-        draw.integers(0, 2, shape or (1 + i % 3, 3)).astype(feature.dtype) for i in range(n)
+        draw.integers(0, 2, shape or (1 + i % 3, 3)).astype(dtype) for i in range(n)
     ]
     if null is not None:
         values[null] = None

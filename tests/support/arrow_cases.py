@@ -27,6 +27,10 @@ def _small(draw: random.Random) -> int:
     return draw.randrange(100)
 
 
+def _bool(draw: random.Random) -> bool:
+    return draw.random() < 0.5
+
+
 def _text(draw: random.Random) -> str:
     return "".join(draw.choices("aä€🙂", k=draw.randrange(30)))
 
@@ -61,7 +65,7 @@ TYPES: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
     "float16": (pa.float16(), lambda draw: np.float16(draw.randrange(9) / 4)),
     "float32": (pa.float32(), lambda draw: draw.randrange(99) / 8),
     "float64": (pa.float64(), random.Random.random),
-    "bool": (pa.bool_(), lambda draw: draw.random() < 0.5),
+    "bool": (pa.bool_(), _bool),
     "timestamp": (pa.timestamp("us"), _moment),
     "timestamp of a zone": (pa.timestamp("ms", tz="Europe/Paris"), _moment),
     "duration": (pa.duration("s"), lambda draw: datetime.timedelta(seconds=_small(draw))),
@@ -78,15 +82,20 @@ TYPES: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
     "fixed_size_binary": (pa.binary(5), lambda draw: draw.randbytes(5)),
     "fixed_size_list": (pa.list_(pa.float32(), 3), _three(lambda draw: _small(draw) / 4)),
     "fixed_size_list in another": (pa.list_(pa.list_(pa.int16(), 3), 3), _three(_three(_small))),
+    "fixed_size_list of bool": (pa.list_(pa.bool_(), 3), _three(_bool)),
+    "fixed_size_list of dates": (pa.list_(pa.list_(pa.date32(), 3), 3), _three(_three(_day))),
     "list": (pa.list_(pa.int32()), _list_of(_small)),
     "large_list": (pa.large_list(pa.float64()), _list_of(random.Random.random)),
-    "list of bool": (pa.list_(pa.bool_()), _list_of(lambda draw: draw.random() < 0.5, 20)),
+    "list of bool": (pa.list_(pa.bool_()), _list_of(_bool, 20)),
+    "list of dates": (pa.list_(pa.date32()), _list_of(_day)),
     "list of durations": (
         pa.list_(pa.duration("ms")),
         _list_of(lambda draw: datetime.timedelta(seconds=_small(draw))),
     ),
     "list of lists": (pa.list_(pa.list_(pa.int64())), _list_of(_list_of(_small))),
     "list of large lists": (pa.list_(pa.large_list(pa.uint8())), _list_of(_list_of(_small))),
+    "list of lists of bool": (pa.large_list(pa.list_(pa.bool_())), _list_of(_list_of(_bool))),
+    "list of lists of dates": (pa.list_(pa.large_list(pa.date32())), _list_of(_list_of(_day))),
     "list of strings": (pa.list_(pa.string()), _list_of(_text)),
     "list of three levels": (
         pa.list_(pa.list_(pa.list_(pa.int8()))),
