@@ -68,32 +68,30 @@ def listed_paths(paths: Any) -> Column:
 def listed_pairs(pairs: Any) -> tuple[list[Any], list[Any]]:
     """The paths and the labels of a list of (path, label), or of a text file by its name."""
     found: list[tuple[Any, Any]] = []
-    if not isinstance(pairs, (str, os.PathLike)):
-        listed = iterated("pairs", f"a list of (path, label), or {_FILE}", pairs)
-        for number, pair in enumerate(listed):
-            try:
-                path, label = pair
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"entry {number} of pairs must be (path, label), not {pair!r}"
-                ) from None
-            found.append((path, label))
-    else:
+    is_file = isinstance(pairs, (str, os.PathLike))
+    if is_file:
         with open(pairs) as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    path, label = line.split()
-                    found.append((path, int(label)))
-                except ValueError:
-                    raise ValueError(
-                        f"line {number} of {os.fspath(pairs)} must be a path and an integer, "
-                        f"separated by a space, not {line.rstrip()!r}"
-                    ) from None
+            listed: Any = file.readlines()
+    else:
+        listed = iterated("pairs", f"a list of (path, label), or {_FILE}", pairs)
+    for number, entry in enumerate(listed):
+        try:
+            path, label = entry.split() if is_file else entry
+            found.append((path, int(label) if is_file else label))
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"line {number + 1} of {os.fspath(pairs)} must be a path and an integer, separated "
+                f"by a space, not {entry.rstrip()!r}"
+                if is_file
+                else f"entry {number} of pairs must be (path, label), not {entry!r}"
+            ) from None
     return [path for path, _ in found], [label for _, label in found]
 
 
 class LabeledImages(DatasetMixin):
     """Pairs of an image, which a subclass reads, and an array of its label."""
+
+    _images: Any  # a dataset
 
     def __init__(self, labels: list[Any], dtype: Any) -> None:
         self._labels = pack(labels)
@@ -103,7 +101,7 @@ class LabeledImages(DatasetMixin):
         return len(self._labels)
 
     def _image(self, row: int) -> Any:
-        raise NotImplementedError
+        return self._images.get_example(row)
 
     def get_example(self, i: int) -> Any:
         """Read image ``i`` and get its label; negative indices count from the end.

@@ -24,8 +24,10 @@ Array = np.ndarray[Any, Any]
 class Column:
     """A sequence of values: ``column[i]`` makes value i, ``0 <= i < len(column)``."""
 
+    _length: int
+
     def __len__(self) -> int:
-        raise NotImplementedError
+        return self._length
 
     def __getitem__(self, i: int) -> Any:
         raise NotImplementedError
@@ -66,9 +68,6 @@ class Constants(Column):
         self._length = length
         self._value = value
 
-    def __len__(self) -> int:
-        return self._length
-
     def __getitem__(self, i: int) -> Any:
         return self._value
 
@@ -103,8 +102,7 @@ class Numbers(Rows):
         return self._data.item(i)
 
     def values(self, start: int, stop: int) -> list[Any]:
-        values: list[Any] = self._data[start:stop].tolist()
-        return values
+        return list(self._data[start:stop].tolist())
 
 
 class _Spans(Column):
@@ -187,9 +185,6 @@ class _Fields(Column):
     def __init__(self, fields: list[Column], length: int) -> None:
         self._fields = fields
         self._length = length
-
-    def __len__(self) -> int:
-        return self._length
 
 
 class Records(_Fields):

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from fastiter._fetch.dataset_access import epochs_of
+
 
 def length_of(name: Any, dataset: Any) -> int:
     """Return the length of one of several datasets; TypeError if it has none."""
     if not hasattr(type(dataset), "__len__"):
         raise TypeError(
             f"dataset {name!r} must be a sequence with a length, not {type(dataset).__qualname__}"
+        )
+    return fixed_length(dataset)
+
+
+def fixed_length(dataset: Any) -> int:
+    """Return the length of a dataset; ValueError if it differs from epoch to epoch."""
+    if epochs_of(dataset) is not None:
+        raise ValueError(
+            f"a seed gives this {type(dataset).__qualname__} other rows, and another number of "
+            "them, in each epoch, and a dataset over it would keep those of one: make it of parts "
+            "of its source, or of several sources, or without seed="
         )
     return len(dataset)
 

@@ -23,7 +23,9 @@ from fastiter._util.context import Closing
 from fastiter._util.loaded import loaded
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
+from fastiter.datasets._batched import fetch
 from fastiter.datasets._cache_files import Meaning, open_table
+from fastiter.datasets._parts import fixed_length
 
 __all__ = ["CachedDataset"]
 
@@ -60,7 +62,7 @@ class CachedDataset(Closing, DatasetMixin):
         copy: bool = True,
     ) -> None:
         try:
-            self._length = len(dataset)
+            self._length = fixed_length(dataset)
         except TypeError as error:
             raise TypeError(
                 f"dataset of type {type(dataset).__qualname__} has no len(), and a cache is for "
@@ -222,12 +224,7 @@ class CachedDataset(Closing, DatasetMixin):
     def _fetched_many(self, table: CacheTable, rows: list[int]) -> list[Any]:
         began = time.perf_counter()
         try:
-            examples = list(self.dataset.__getitems__(list(rows)))
-            if len(examples) != len(rows):
-                raise ValueError(
-                    f"dataset.__getitems__ returned {len(examples)} examples for {len(rows)} "
-                    "indices"
-                )
+            examples = fetch(self.dataset, list(rows))
         except BaseException:
             for _ in rows:
                 table.count_miss(True, False, (time.perf_counter() - began) / len(rows))

@@ -35,6 +35,3 @@ class LabeledImageDataset(LabeledImages):
         paths, labels = listed_pairs(pairs)
         super().__init__(labels, label_dtype)
         self._images = ImageDataset(paths, root, dtype)
-
-    def _image(self, row: int) -> Any:
-        return self._images.get_example(row)

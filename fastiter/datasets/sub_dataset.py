@@ -11,6 +11,7 @@ from fastiter._fetch.dataset_access import Columns, columns_of
 from fastiter._util.arguments import checked_int
 from fastiter.dataset.mixin import _python_int, row_at
 from fastiter.datasets._batched import BatchedWrapper, fetch
+from fastiter.datasets._parts import fixed_length
 
 __all__ = ["SubDataset"]
 
@@ -40,7 +41,7 @@ class SubDataset(BatchedWrapper):
     """
 
     def __init__(self, dataset: Any, start: int, finish: int, order: Any = None) -> None:
-        size = len(dataset)
+        size = fixed_length(dataset)
         self._dataset = dataset
         self._finish = checked_int("finish", finish, minimum=0, maximum=size)
         self._start = checked_int("start", start, minimum=0, maximum=self._finish)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastiter._fetch.dataset_access import keeps_rows
+from fastiter._fetch.dataset_access import Epochs, epochs_of, keeps_rows
 from fastiter._order import example_context
 from fastiter.datasets._batched import BatchedWrapper, fetch
 
@@ -15,7 +15,8 @@ __all__ = ["TransformDataset"]
 class TransformDataset(BatchedWrapper):
     """Applies a function to each example of a dataset, whenever the example is fetched.
 
-    Indices, also negative ones, are passed on to the dataset.
+    Indices, also negative ones, are passed on to the dataset. Those of iterators over a
+    `TokenDataset` with a seed include their epoch.
 
     Parameters
     ----------
@@ -40,6 +41,9 @@ class TransformDataset(BatchedWrapper):
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def __fastiter_epochs__(self) -> Epochs | None:
+        return epochs_of(self._dataset)
 
     def __fastiter_keeps_rows__(self) -> bool:
         return keeps_rows(self._dataset)

@@ -14,9 +14,17 @@ from fastiter import (
     MultithreadIterator,
     SerialIterator,
     ShuffleOrderSampler,
+    cache,
     concat_examples,
 )
-from fastiter.datasets import TransformDataset
+from fastiter.datasets import (
+    ConcatenatedDataset,
+    DictDataset,
+    SubDataset,
+    TransformDataset,
+    TupleDataset,
+    split_dataset,
+)
 from fastiter.tokens import TokenDataset
 
 RNG = np.random.default_rng(0)
@@ -66,6 +74,52 @@ def test_iterators_pack_each_epoch_anew(kind, options, packing):
     with kind(dataset, 7, **options) as iterator:  # examples
         example = next(iterator)[3]
         assert_same({name: [example[name]] for name in FIELDS}, [rows[3]])
+
+
+def with_sum(row):
+    return {**row, "sum": row["input_ids"].sum()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (SerialIterator, {}),
+        (MultithreadIterator, {"n_threads": 2}),
+        (MultiprocessIterator, {"n_processes": 2, "context": "fork"}),
+    ],
+)
+def test_rows_that_are_transformed_are_packed_anew_too(kind, options):
+    rows = list(expected_rows(3))
+    dataset = TransformDataset(TransformDataset(packed(), dict), with_sum)
+    with kind(dataset, 7, converter=concat_examples, **options) as iterator:
+        for start in range(0, len(rows) - 7, 7):
+            state = iterator.state_dict()
+            batch = next(iterator)
+            assert_same(batch, rows[start : start + 7])
+            assert batch["sum"].tolist() == batch["input_ids"].sum(axis=1).tolist()
+    with kind(dataset, 7, converter=concat_examples, **options) as iterator:
+        iterator.load_state_dict(state)
+        assert_same(next(iterator), rows[start : start + 7])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        ConcatenatedDataset,
+        lambda rows: SubDataset(rows, 0, 4),
+        lambda rows: split_dataset(rows, 4),
+        lambda rows: TupleDataset(rows, rows),
+        lambda rows: DictDataset(x=rows),
+        lambda rows: cache(rows, memory=1 << 20),
+    ],
+    ids=["concatenated", "sub", "split", "tuple", "dict", "cache"],
+)
+def test_a_dataset_of_one_length_refuses_rows_of_many_epochs(wrap):
+    with pytest.raises(ValueError, match=r"this TokenDataset other rows.*without seed="):
+        wrap(packed())
+    with pytest.raises(ValueError, match="this TransformDataset other rows"):
+        wrap(TransformDataset(packed(), dict))
+    wrap(packed(seed=None))
 
 
 def test_a_loop_without_repeat_has_the_next_epoch_each_time():
@@ -220,13 +274,15 @@ def test_shuffled_windows_keep_their_own_order_of_epochs():
     np.testing.assert_array_equal(batch["labels"], batch["input_ids"] + 1)
 
 
+@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: TransformDataset(rows, dict)])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_loader_of_torch(num_workers):
+def test_the_loader_of_torch(num_workers, wrap):
     torch = pytest.importorskip("torch")
     from fastiter.torch import DataLoader
 
     dataset = packed()
-    loader = DataLoader(dataset, 6, num_workers=num_workers, persistent_workers=num_workers > 0)
+    given = wrap(dataset)
+    loader = DataLoader(given, 6, num_workers=num_workers, persistent_workers=num_workers > 0)
     for epoch in range(2):
         dataset.set_epoch(epoch)
         rows = list(dataset)
