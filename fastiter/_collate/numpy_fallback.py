@@ -6,7 +6,7 @@ Slower than the compiled functions, and used for what these do not take.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -151,11 +151,10 @@ class LAST:
     """In the place of a fill value: rows of one axis are filled up by their own last element."""
 
 
-class OnLeft:
+class OnLeft(NamedTuple):
     """In the place of a fill value: it stands before the rows of one axis, not behind them."""
 
-    def __init__(self, fill: Any) -> None:
-        self.fill = fill
+    fill: Any
 
 
 def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:

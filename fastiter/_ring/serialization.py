@@ -355,6 +355,14 @@ class Packed:
             _write_at(fd, buffer, offset)
 
 
+def packed_bytes(value: Any) -> bytearray:
+    """The bytes that `Packed` writes of a value."""
+    packed = Packed(value)
+    memory = bytearray(packed.size)
+    packed.write_into(memoryview(memory), 0)
+    return memory
+
+
 def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
     left = memoryview(data)
     while left:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fastiter._fetch.cache_table import CacheTable
+
 __all__ = ["CacheStats"]
 
 
@@ -36,6 +38,15 @@ class CacheStats(NamedTuple):
     """``"memory"`` or ``"disk"`` if the cache does not fill any more, else ``""``."""
     fetch_seconds: float
     """Seconds that the dataset took for the misses."""
+
+    @classmethod
+    def of(cls, table: CacheTable, length: int, place: str) -> CacheStats:
+        """The counts of a table; ``place``: "memory" or "disk"."""
+        counts = table.counts()
+        misses = counts.pop("stored") + counts["failed"] + counts["uncached"]
+        full = ("", place, "memory", place)[table.full]
+        rows = int(table.present().sum())
+        return cls(rows, length, limit=table.limit, misses=misses, full=full, **counts)
 
     @property
     def hit_rate(self) -> float:

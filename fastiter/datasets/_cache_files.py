@@ -65,7 +65,7 @@ def open_table(path: str, meaning: Meaning, disk: float, number: bytes | None = 
     """Opens the file of a cache, which is made if there is none. `disk`: its limit in bytes; a
     float is a share of what its file system has free. `number`: that of the only right file."""
     if not isinstance(disk, float):
-        _require_index(disk, meaning.length)
+        require_index("disk", disk, meaning.length)
     fd, is_read_only, found = _open(os.path.realpath(path), meaning, number)
     try:
         if meaning != found.meaning:
@@ -177,7 +177,7 @@ def _table(fd: int, meaning: Meaning, disk: float, is_read_only: bool) -> CacheT
     if isinstance(limit, float):
         free = os.statvfs(fd)
         limit = used + int(limit * free.f_bavail * free.f_frsize)
-        _require_index(limit, meaning.length)
+        require_index("disk", limit, meaning.length)
     is_first = False
     # Whoever cannot write has no lock, which would tell the next one that an opening is under way.
     if not is_read_only:
@@ -194,10 +194,11 @@ def _table(fd: int, meaning: Meaning, disk: float, is_read_only: bool) -> CacheT
     return table
 
 
-def _require_index(limit: float, length: int) -> None:
+def require_index(name: str, limit: float, length: int) -> None:
+    """Raise ValueError if an argument of that name is fewer bytes than the index needs."""
     if limit < start_of(length):
         raise ValueError(
-            f"disk is {limit} bytes, and the index of {length} rows alone takes "
+            f"{name} is {limit} bytes, and the index of {length} rows alone takes "
             f"{start_of(length)}: raise it"
         )
 

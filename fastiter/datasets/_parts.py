@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastiter._fetch.dataset_access import epochs_of
+from fastiter._fetch.dataset_access import Columns, columns_of, epochs_of, is_arrow
 
 
 def length_of(name: Any, dataset: Any) -> int:
@@ -26,6 +26,31 @@ def fixed_length(dataset: Any) -> int:
             "of its source, or of several sources, or without seed="
         )
     return len(dataset)
+
+
+def common_columns(datasets: Sequence[Any]) -> Columns | None:
+    """Return the facts about fields that datasets of Arrow columns or of tokens have in common, for
+    batches made of examples; None for others. ValueError if two pad a field in different ways."""
+    parts = [columns for each in datasets if is_arrow(each) and (columns := columns_of(each))]
+    if not parts or len(parts) < len(datasets) or len({part.mode for part in parts}) > 1:
+        return None
+    mode, keys, *_ = parts[0]
+    names = [None] if mode is None else keys
+    fills: dict[Any, Any] = {}
+    for part in parts:
+        given = part.fills if isinstance(part.fills, dict) else dict.fromkeys(names, part.fills)
+        for name, fill in given.items():
+            known = fills.setdefault(name, fill) if fill is not None else None
+            if known != fill and repr(known) != repr(fill):  # NaN differs from itself
+                raise ValueError(
+                    f"the datasets pad {'examples' if name is None else repr(name)} by {known} and "
+                    f"by {fill}: give them one padding, on one side"
+                )
+    nested = [part.nested or {} for part in parts]
+    inner = {name: nested[0][name] for name in set(nested[0]).intersection(*nested)}
+    lists: frozenset[Any] = frozenset().union(*(part.lists for part in parts))
+    padding = fills.get(None) if mode is None else fills or None
+    return Columns(mode, keys, (), False, (), padding, lists, inner, True)
 
 
 def common_length(lengths: Iterable[tuple[Any, int]], what: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -255,6 +256,7 @@ class ArrowDataset(DatasetMixin):
             if name not in names:
                 raise KeyError(f"there is no column {name!r} among {names!r:.200}")
         padding = self._padding if isinstance(self._padding, Mapping) else {}
+        fill_of = padding.get if padding is self._padding else lambda _: self._padding
         given = {"padding": padding, "decode": self._decode}
         for argument, columns_named in given.items():
             for name in columns_named:
@@ -296,8 +298,7 @@ class ArrowDataset(DatasetMixin):
             if is_text and not is_array and name not in self._decode:
                 lists.add(name)
             if getattr(column, "levels", 0) > 0 or is_array:
-                is_given = isinstance(self._padding, Mapping)
-                fill = fills[name] = padding.get(name) if is_given else self._padding
+                fill = fills[name] = fill_of(name)
                 if fill is not None and name not in self._decode:
                     arrow_types.check_padding(name, fill, column.dtype)
             if getattr(column, "levels", 0) > 1 and name not in self._decode:
@@ -482,9 +483,8 @@ def _empty(kind: Any) -> Any:
     return pa.array([], kind)
 
 
-def _decoded(array: Any) -> Any:
-    """An array of dictionary type as one of its values."""
-    return array.dictionary_decode()
+#: makes of an array of dictionary type an array of its values
+_decoded = operator.methodcaller("dictionary_decode")
 
 
 class _Nulls(NamedTuple):
@@ -504,7 +504,10 @@ def arrow_source(dataset: Any, sees_examples: bool, *, frames: bool = False) -> 
         return ArrowDataset(dataset) if is_plain and not decodes(dataset) else dataset
     if isinstance(dataset, loaded("datasets", "IterableDataset")):
         return ArrowDataset(dataset)  # which raises
-    return ArrowDataset(dataset) if frames and _is_frame(dataset) else table_source(dataset)
+    kind = type(dataset)
+    is_other = hasattr(kind, "__arrow_c_stream__") and hasattr(kind, "columns")
+    is_frame = frames and (is_other or is_of_pandas(dataset))
+    return ArrowDataset(dataset) if is_frame else table_source(dataset)
 
 
 def table_source(dataset: Any) -> Any:
@@ -513,10 +516,3 @@ def table_source(dataset: Any) -> Any:
     tables = tuple(loaded("pyarrow", name) for name in names)
     # A str is a path: no dataset consists of the letters of a text.
     return ArrowDataset(dataset) if isinstance(dataset, (str, os.PathLike, *tables)) else dataset
-
-
-def _is_frame(dataset: Any) -> bool:
-    kind = type(dataset)
-    return is_of_pandas(dataset) or (
-        hasattr(kind, "__arrow_c_stream__") and hasattr(kind, "columns")
-    )

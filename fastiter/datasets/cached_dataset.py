@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fastiter._clib import status
 from fastiter._fetch.cache_table import HEAD_BYTES, CacheTable, start_of
-from fastiter._ring.serialization import Packed, unpack
+from fastiter._ring.serialization import Packed, packed_bytes, unpack
 from fastiter._ring.stored_fields import fields_of
 from fastiter._stats.cache_stats import CacheStats
 from fastiter._util.arguments import checked_flag, checked_path
@@ -24,7 +24,7 @@ from fastiter._util.loaded import loaded
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._batched import fetch
-from fastiter.datasets._cache_files import Meaning, open_table
+from fastiter.datasets._cache_files import Meaning, open_table, require_index
 from fastiter.datasets._parts import fixed_length
 
 __all__ = ["CachedDataset"]
@@ -102,11 +102,7 @@ class CachedDataset(Closing, DatasetMixin):
     def _open_memory(self, size: float) -> None:
         start = start_of(self._length)
         limit = int(size * status.memory_total()) if isinstance(size, float) else size
-        if limit < start:
-            raise ValueError(
-                f"memory is {limit} bytes, and the index of {self._length} rows alone takes "
-                f"{start}: raise it"
-            )
+        require_index("memory", limit, self._length)
         if start > status.memory_available():
             raise MemoryError(
                 f"the index of {self._length} rows takes {start} bytes of shared memory, and "
@@ -259,19 +255,8 @@ class CachedDataset(Closing, DatasetMixin):
 
     def stats(self) -> CacheStats:
         """Get counts, of all processes; ValueError after `close`."""
-        table = self._opened()
-        counts = table.counts()
-        stored = counts.pop("stored")
         place = "memory" if self.path is None else "disk"
-        full = ("", place, "memory", place)[table.full]
-        return CacheStats(
-            rows=int(np.count_nonzero(table.present())),
-            length=self._length,
-            limit=table.limit,
-            misses=stored + counts["failed"] + counts["uncached"],
-            full=full,
-            **counts,
-        )
+        return CacheStats.of(self._opened(), self._length, place)
 
     def fill(self, n_processes: int | None = None, progress: bool = True) -> CacheStats:
         """Fetch the rows that are missing, in worker processes. Blocks until all are there, or the
@@ -445,7 +430,8 @@ def _are_same(stored: Any, fetched: Any) -> bool:
             stored, fetched = (each.resolve_conj().resolve_neg() for each in (stored, fetched))
             stored, fetched = stored.contiguous().clone(), fetched.contiguous().clone()
     with contextlib.suppress(Exception):
-        if _bytes_of(stored) == _bytes_of(unpack(memoryview(_bytes_of(fetched)))):
+        again = unpack(memoryview(packed_bytes(fetched)))
+        if packed_bytes(stored) == packed_bytes(again):
             return True
     try:  # a set has its items in the order of the process that made it
         if stored == fetched if tensor is not type(stored) else stored.equal(fetched):
@@ -454,10 +440,3 @@ def _are_same(stored: Any, fetched: Any) -> bool:
         pass
     # Of a class whose objects differ by identity, or whose attributes cannot be compared by `==`.
     return bool(getattr(stored, "__dict__", None)) and _are_same(vars(stored), vars(fetched))
-
-
-def _bytes_of(value: Any) -> bytearray:
-    packed = Packed(value)
-    memory = bytearray(packed.size)
-    packed.write_into(memoryview(memory), 0)
-    return memory

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
+from fastiter._fetch.dataset_access import Columns
 from fastiter._order.example_context import of_part
 from fastiter.dataset.mixin import place_among, places_among
 from fastiter.datasets._batched import BatchedWrapper, fetch
-from fastiter.datasets._parts import length_of
+from fastiter.datasets._parts import common_columns, length_of
 
 __all__ = ["ConcatenatedDataset"]
 
@@ -16,7 +17,8 @@ __all__ = ["ConcatenatedDataset"]
 class ConcatenatedDataset(BatchedWrapper):
     """Concatenates datasets: the examples of the first one, of the second one, ...
 
-    It uses the lengths that the datasets have when it is made.
+    It uses the lengths that the datasets have when it is made. Batches of several `ArrowDataset` or
+    `TokenDataset` are padded as theirs are; ValueError if these are padded in different ways.
 
     Parameters
     ----------
@@ -35,6 +37,10 @@ class ConcatenatedDataset(BatchedWrapper):
         self._ends = list(
             accumulate(length_of(number, dataset) for number, dataset in enumerate(datasets))
         )
+        self._columns = common_columns(datasets)
+
+    def __fastiter_columns__(self) -> Columns | None:
+        return self._columns
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

@@ -38,7 +38,6 @@ class DictDataset:
         return parts
 
     def __len__(self) -> int:
-        """Get the number of examples, as it was when this dataset was made."""
         return self._length
 
     def __fastiter_columns__(self) -> Columns:

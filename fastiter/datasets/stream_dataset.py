@@ -85,7 +85,8 @@ class StreamDataset:
         if counts[twice] > 1:
             raise ValueError(f"shards must differ, but {twice:.200} comes more than once")
         text = "".join(re.sub(" at 0x[0-9a-fA-F]+", "", f"{name}\0") for name in names)
-        self._digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        #: differs for different lists of shards, and is the same in each run
+        self.digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         self.open_shard = checked_callable("open_shard", open_shard)
         if open_shard is None:
             raise TypeError("open_shard must be a callable, not None")
@@ -122,19 +123,13 @@ class StreamDataset:
         """The shards in the order of an epoch."""
         if self.words is None:
             return list(range(len(self.shards)))
-        order: list[int] = fast_permutation(len(self.shards), self.words, epoch, 1).tolist()
-        return order
+        return list(fast_permutation(len(self.shards), self.words, epoch, 1).tolist())
 
     def window_order(self, epoch: int, number: int, length: int) -> list[int]:
         """The order of a window of an epoch."""
         assert self.words is not None
         first, second = example_words(self.words, epoch, number)[:2].tolist()
-        order: list[int] = fast_permutation(length, (first, second), 0, 1).tolist()
-        return order
-
-    def digest(self) -> str:
-        """Text that differs for different lists of shards, and is the same in each run."""
-        return self._digest
+        return list(fast_permutation(length, (first, second), 0, 1).tolist())
 
 
 def _name_of(shard: Any) -> str:

@@ -40,7 +40,6 @@ class TupleDataset:
         return tuple(parts)
 
     def __len__(self) -> int:
-        """Get the number of examples, as it was when this dataset was made."""
         return self._length
 
     def __fastiter_columns__(self) -> Columns:

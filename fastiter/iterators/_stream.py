@@ -385,7 +385,7 @@ class StreamPlanner(Planner):
         stream, seed = self.stream, self.example_seed
         facts = {
             "n_shards": len(stream.shards),
-            "shards": stream.digest(),
+            "shards": stream.digest,
             "seed": None if stream.words is None else list(stream.words),
             "window": stream.window,
             "interleave": stream.interleave,

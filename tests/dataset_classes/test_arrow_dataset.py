@@ -22,6 +22,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from fastiter import (  # noqa: E402
+    MixtureOrderSampler,
     MultiprocessIterator,
     SerialIterator,
     concat_examples,
@@ -29,7 +30,7 @@ from fastiter import (  # noqa: E402
 from fastiter._fetch.arrow_column import ArrowColumn  # noqa: E402
 from fastiter._fetch.arrow_types import Layout  # noqa: E402
 from fastiter._fetch.gather import ColumnReader  # noqa: E402
-from fastiter.datasets import ArrowDataset, SubDataset  # noqa: E402
+from fastiter.datasets import ArrowDataset, ConcatenatedDataset, SubDataset  # noqa: E402
 
 N = 200
 
@@ -385,6 +386,69 @@ def test_parts_of_a_dataset_are_gathered_too() -> None:
     part = SubDataset(dataset, 2, 5, order=list(range(49, -1, -1)))
     (batch,) = batches(part, SerialIterator, converter=concat_examples)
     assert batch["ids"].tolist() == [[0, 1], [0, 9], [9, 9]]
+
+
+def mixed(kind: str, *datasets: Any, **options: Any) -> Any:
+    """The first batch of datasets in equal shares."""
+    sampler = MixtureOrderSampler([len(d) for d in datasets], [1] * len(datasets), seed=0)
+    joined = ConcatenatedDataset(*datasets)
+    it = ITERATORS[kind](
+        joined, 4, order_sampler=sampler, **{"converter": concat_examples, **options}
+    )
+    batch = next(it)
+    it.finalize()
+    return batch
+
+
+def source(**options: Any) -> ArrowDataset:
+    rows = {"ids": [[5], [6, 7]], "s": ["a", "b"], "deep": [[[1], [2, 3]], []]}
+    return ArrowDataset(pa.table(rows), **options)
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_a_mixture_has_the_padding_and_the_lists_of_its_sources(kind: str) -> None:
+    by_converter = functools.partial(concat_examples, padding=-1)
+    for padding, converter in (-1, concat_examples), (None, by_converter):
+        made = [source(padding=padding) for _ in range(2)]
+        batch = mixed(kind, *made, converter=converter)
+        assert sorted(batch["ids"].tolist()) == [[5, -1], [5, -1], [6, 7], [6, 7]]
+        assert type(batch["s"]) is list and sorted(batch["s"]) == ["a", "a", "b", "b"]
+        assert batch["deep"].shape == (4, 2, 2)
+    part = SubDataset(ConcatenatedDataset(*made), 1, 3)
+    (batch,) = batches(part, ITERATORS[kind], converter=by_converter)
+    assert batch["ids"].tolist() == [[6, 7], [5, -1]] and batch["s"] == ["b", "a"]
+
+
+def test_a_mixture_of_sources_that_are_padded_in_different_ways_is_refused() -> None:
+    with pytest.raises(ValueError, match="pad 'ids' by 0 and by -1: give them one padding"):
+        ConcatenatedDataset(source(padding=0), source(padding=-1))
+    ConcatenatedDataset(source(padding=0), source())
+    floats = pa.array([[1.0], [2.0, 3.0]])
+    both = [ArrowDataset(floats, padding=padding) for padding in (np.nan, float("nan"))]
+    (batch,) = batches(ConcatenatedDataset(*both), SerialIterator, 4, converter=concat_examples)
+    assert np.isnan(batch).sum() == 2
+
+
+def test_a_mixture_with_a_column_with_nulls_has_its_values_in_a_list() -> None:
+    tables = [pa.table({"x": values}) for values in ([1, None], [3, 4])]
+    both = [ArrowDataset(table, nulls="none") for table in tables]
+    (batch,) = batches(ConcatenatedDataset(*both), SerialIterator, converter=concat_examples)
+    assert batch["x"] == [1, None, 3, 4]
+    (batch,) = batches(
+        ConcatenatedDataset(both[1], [{"x": 5}]), SerialIterator, converter=concat_examples
+    )
+    assert batch["x"].tolist() == [3, 4, 5]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mixture_in_the_loader_of_torch(workers: int) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from fastiter.torch import DataLoader
+
+    both = ConcatenatedDataset(source(padding=-1), source(padding=-1))
+    (batch,) = DataLoader(both, 4, num_workers=workers)
+    assert batch["s"] == ["a", "b", "a", "b"]
+    assert torch.equal(batch["ids"], torch.tensor([[5, -1], [6, 7]] * 2))
 
 
 def test_a_source_of_another_library() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
+from fastiter.datasets import ConcatenatedDataset, SubDataset
 from fastiter.tokens import TokenDataset
 
 FIELDS = (
@@ -448,3 +449,24 @@ def test_padding_of_batches_stands_on_the_left(multiple, iterator, padding):
             for number, row in by_document.items():
                 if row["segment_ids"].max() == 1:
                     np.testing.assert_array_equal(batch[name][number], row[name], name)
+
+
+def test_rows_of_several_datasets_are_padded_as_those_of_one():
+    fields = ("input_ids", "labels")
+    documents = [[1], [2, 3, 4], [5, 6]]
+    for options in ({"padding_side": "left"}, {"fields": (*fields, "cu_seqlens")}):
+        whole = TokenDataset(documents, pad_token_id=9, **options)
+        halves = [TokenDataset(part, pad_token_id=9, **options) for part in ([[1]], documents[1:])]
+        joined = ConcatenatedDataset(*halves)
+        for converter in (concat_examples, functools.partial(concat_examples, padding=0)):
+            given = {"shuffle": False, "converter": converter}
+            wanted = next(SerialIterator(whole, 3, **given))
+            for dataset in (joined, SubDataset(joined, 0, 3)):
+                found = next(SerialIterator(dataset, 3, **given))
+                assert {name: column.tolist() for name, column in found.items()} == {
+                    name: column.tolist() for name, column in wanted.items()
+                }
+    left, right = TokenDataset(documents, padding_side="left"), TokenDataset(documents)
+    with pytest.raises(ValueError, match=r"pad 'input_ids' by .* give them one padding, on one"):
+        ConcatenatedDataset(left, right)
+    ConcatenatedDataset(right, right, TokenDataset(documents, 2))
