@@ -180,19 +180,19 @@ def _join(field: Sequence[Any], rule: FieldRule, copy: bool) -> Joined:
     if rows[0].ndim == 0:
         _refuse_numbers(rows, rule)
         rule = FieldRule(rule.fill)
-    lengths = None
     if on_gpu:
         joined = _join_cupy(rows, rule)
     elif rule.takes_whole(max([len(row) for row in rows if row.ndim])):
         joined, _ = join_field(rows, FieldRule(rule.fill), copy=copy)
     else:
         joined = numpy_fallback.pad(rows, rule.fill, rule.multiple)
-    if rule.lengths:
-        lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        if on_gpu:
-            cupy, device = array_module(rows[0])
-            with device:
-                lengths = cupy.asarray(lengths)
+    if not rule.lengths:
+        return joined, None
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    if on_gpu:
+        cupy, device = array_module(rows[0])
+        with device:
+            lengths = cupy.asarray(lengths)
     return joined, lengths
 
 

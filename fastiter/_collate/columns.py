@@ -62,9 +62,7 @@ def collate_columns(
         _join(column, rule, own, name, indices)
         for name, column, rule in zip(names, columns, rules, strict=False)
     ]
-    if mode is None:
-        return arrays[0]
-    return tuple(arrays) if mode is tuple else dict(zip(names, arrays, strict=True))
+    return collate.batch_of(mode, names, [(array, None) for array in arrays])
 
 
 def _join(column: Any, rule: FieldRule, own: bool, name: Any, indices: Indices | None) -> Any:

@@ -93,11 +93,12 @@ def misfit(
     if type(error) not in MISFITS:
         return error
     field = "" if name is None else f"field {name!r}: "
-    kind = TypeError if type(error) is KeyError else type(error)  # that of a dict as a field
+    kind = TypeError if type(error) in (AttributeError, KeyError) else type(error)  # None, a dict
     shapes: dict[tuple[int, ...], int] = {}  # and the first example that has it
     for number, value in enumerate(values):
         if fault := _fault_of(value, values[0]):
-            return kind(field + fault.format(place_of(number, indices), value))
+            text = field + fault.format(place_of(number, indices), value)
+            return kind(text) if isinstance(value, (list, tuple)) else TypeError(text)
         shapes.setdefault(tuple(np.shape(value)), number)
     (one, i), (other, j) = ([*shapes.items()] * 2)[:2]
     seen = f"{place_of(i, indices)} has {one}, {place_of(j, indices)} has {other}"
@@ -108,7 +109,7 @@ def misfit(
         )
     if not is_padded and len(shapes) > 1:
         return kind(f"{field}examples differ in shape: {seen}; {SET_PADDING}")
-    return kind(f"{field}{error}") if field else error
+    return error if type(error) is kind and not field else kind(f"{field}{error}")
 
 
 def _fault_of(value: Any, first: Any) -> str:
@@ -166,6 +167,8 @@ def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
     try:
         if not isinstance(rows[0], np.ndarray):
             rows = tuple(as_arrays(rows))
+        if isinstance(rows[0], (str, bytes)):  # they would be cut to the length of the first
+            raise TypeError("texts are not padded")
         dtype = rows[0].dtype
         shape = np.array(rows[0].shape, dtype=int)
         for row in rows:

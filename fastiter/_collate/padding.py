@@ -159,8 +159,8 @@ class Padding:
                     "has no fill value: give it one in padding"
                 )
             multiple = None
-        limit = -1 if max_length is None else max_length
-        return FieldRule(fill, limit, multiple or 1, bool(lengths), named, nested=nested)
+        multiple = multiple or 1
+        return FieldRule(fill, max_length or -1, multiple, bool(lengths), named, nested=nested)
 
 
 def _in_their_places(padding: Any, fills: dict[Any, Any]) -> Any:

@@ -94,6 +94,11 @@ def outcome(function, *args):
     return (type(value), value.dtype.descr, value.shape, content), kinds
 
 
+def is_number(value):
+    """Whether NumPy has numbers like a value, or it is no single value."""
+    return np.ndim(value) > 0 or np.asarray(value).dtype.kind not in "OSU"
+
+
 def check(ours, references, *args):
     got = outcome(ours, *args)
     if ours is pad_stack and lacks_a_value(*args):
@@ -105,7 +110,11 @@ def check(ours, references, *args):
     if ours is pad_stack and got[0] is ValueError and len({np.ndim(a) for a in args[0]}) > 1:
         return  # as documented; NumPy broadcasts the shapes of some of them, by accident
     expected = [outcome(reference, *args) for reference in references]
+    if got == (TypeError, None) and not all(map(is_number, args[0])):
+        return  # as documented, whatever NumPy raises first, or makes of texts that are padded
     for reference in expected:
+        if reference[0] is AttributeError:  # of a number beside arrays
+            reference = TypeError, None
         assert got == reference, args
 
 

@@ -93,6 +93,19 @@ def test_lists_within_lists_are_not_padded(values, padding):
         concat_examples([{"x": value} for value in values], padding=padding)
 
 
+@pytest.mark.parametrize("value", [None, "a", b"a", 2**70, object()], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{}, {"padding": 0}, {"max_length": 2}, {"padding": 0, "return_lengths": True}]
+)
+def test_what_is_no_array_is_a_type_error(value, options):
+    match = "examples must hold arrays or numbers, not"
+    for batch in ([value, value], [1, value], [np.ones(2), value]):
+        with pytest.raises(TypeError, match=match):
+            concat_examples(batch, **options)
+        with pytest.raises(TypeError, match=f"field 'x': {match}"):
+            concat_examples([{"x": one, "y": np.ones(2)} for one in batch], **options)
+
+
 def test_an_error_tells_no_cause_that_says_nothing_more():
     with pytest.raises(ValueError) as caught:
         concat_examples([(np.zeros(2), 1), (np.zeros(3), 1)])
@@ -146,6 +159,8 @@ OTHERWISE = {
     "dict without the key",
     "dicts in tuples",
     "longer tuple",
+    "Nones",
+    "strs",
 }
 
 
