@@ -69,8 +69,9 @@ class ArrowDataset(DatasetMixin):
         Padding value for list columns, for all columns or by name.
     nulls : {"error", "mask", "none"}
         Treatment of nulls in the rows of the dataset. "mask": zero, an empty list or an empty text
-        replaces them, and a bool field ``NAME_valid`` follows each column with nulls. "none": the
-        values of a column with nulls are Python objects, None among them.
+        replaces them (None, where a type has none of these, such as struct), and a bool field
+        ``NAME_valid`` follows each column with nulls. "none": the values of a column with nulls are
+        Python objects, None among them.
     decode : dict, optional
         Functions by column name. Each is called with every value of its column, such as the bytes
         of an image, in the worker that fetches it. Examples are then made one by one.

@@ -181,6 +181,19 @@ def test_a_text_that_is_none_fails_its_row_alone(kind: str) -> None:
     assert batch["s"] == ["a", "c"] and batch["ids"].tolist() == [[1], [3]]
 
 
+@pytest.mark.parametrize("name", TYPES)
+def test_a_mask_replaces_nulls_by_zeros_and_what_is_empty(name: str) -> None:
+    kind, _ = TYPES[name]
+    (row,) = ArrowDataset(pa.table({"x": pa.array([None], kind)}), nulls="mask")
+    assert row["x_valid"] == np.False_
+    if name in ("struct", "map", "decimal", "time32", "time64", "interval", "list_view"):
+        assert row["x"] is None
+    elif isinstance(row["x"], (list, str, bytes)):
+        assert not row["x"]
+    else:
+        assert not np.asarray(row["x"]).astype(int).any()
+
+
 def test_a_mask_tells_where_nulls_were() -> None:
     columns = {
         "n": pa.array([1, None, 3], pa.int16()),
