@@ -38,7 +38,7 @@ class SerialIterator(PlannedIterator):
         a `Replacement` with an example to take its place. The thread that iterates calls it.
     skip_limit : int or float, optional
         Number of examples that may be skipped in one epoch, or (a float) share of an epoch's
-        examples, at least one; beyond it ``next()`` raises `SkipLimitError`. None for no limit.
+        examples, at least one if not 0.0; beyond it `SkipLimitError` is raised. None for no limit.
     drop_last : bool
         True: every batch is full and has examples of one epoch; an epoch's last examples, too few
         for a batch on every rank, are left out. False: with ``repeat`` a batch may span two epochs.
