@@ -314,7 +314,11 @@ def test_state_dict_of_other_iterations(make, shuffle):
 # -- the shuffle of a seed -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [5, np.int64(5), np.random.SeedSequence(5), 2**100])
+@pytest.mark.parametrize(
+    "seed",
+    [5, np.int64(5), np.random.SeedSequence(5), 2**100, [3, 5], (3, 5), np.array([3, 5]), range(2)],
+    ids=repr,
+)
 def test_shuffles_of_a_seed_are_the_fast_shuffle(seed):
     sampler = ShuffleOrderSampler(seed)
     first, second = sampler(range(1000), 0), sampler(range(1000), 0)
@@ -468,6 +472,9 @@ def test_blocks_check_their_arguments(error, match, arguments):
 def test_seeds_are_checked(wrong, error):
     with pytest.raises(error, match="seed"):
         VirtualShuffleOrderSampler(wrong)
+    for several in ([wrong], []):
+        with pytest.raises((TypeError, ValueError), match="seed"):
+            ShuffleOrderSampler(several)
 
 
 def test_weights_must_be_those_of_the_dataset():

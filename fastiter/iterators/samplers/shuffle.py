@@ -59,8 +59,8 @@ class ShuffleOrderSampler(EpochSampler, OrderSampler):
     Parameters
     ----------
     random_state : RandomState, Generator or alike, int, or SeedSequence, optional
-        Anything with a method ``permutation(n)``, or a seed. By default NumPy's global generator,
-        the one that ``numpy.random.seed`` seeds.
+        Anything with a method ``permutation(n)``, or a seed: also several ints, in a list or array.
+        By default NumPy's global generator, the one that ``numpy.random.seed`` seeds.
 
     Raises
     ------
@@ -86,7 +86,7 @@ class ShuffleOrderSampler(EpochSampler, OrderSampler):
             random_state = np.random.mtrand._rand
         if not callable(getattr(random_state, "permutation", None)):
             raise TypeError(
-                "random_state must be an int, a numpy.random.SeedSequence, or have a method "
+                "random_state must be an int, ints, a numpy.random.SeedSequence, or have a method "
                 "permutation(n), like numpy.random.RandomState or numpy.random.Generator; "
                 f"{type(random_state).__qualname__} has none"
             )
@@ -151,7 +151,7 @@ def gives_process_orders(sampler: Any) -> bool:
 
 
 def _is_seed(random_state: Any) -> bool:
-    if hasattr(random_state, "__index__"):
+    if hasattr(random_state, "__index__") or isinstance(random_state, (list, tuple, range)):
         return True
     # A SeedSequence, without importing numpy.random for those who have none.
     return callable(getattr(random_state, "generate_state", None))
