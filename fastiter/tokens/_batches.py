@@ -98,7 +98,14 @@ class TokenBatchSampler(EpochSampler):
             self.seed = epochs.words
 
     def epoch(self, number: int, n_examples: int, cuttings: Sequence[Cutting] = ()) -> Epoch:
-        return epoch_by_cuttings(self, number, n_examples, cuttings)
+        planned = epoch_by_cuttings(self, number, n_examples, cuttings)
+        if self._drop_last and not len(planned.order):
+            raise ValueError(
+                f"the rows of epoch {number} do not fill a batch for each of "
+                f"{cuttings[0].num_ranks if cuttings else 1} ranks, and drop_last=True leaves out "
+                "what is not full"
+            )
+        return planned
 
     def _plan_batches(
         self, rows: Indices | None, n_examples: int, number: int, cutting: Cutting
@@ -109,10 +116,8 @@ class TokenBatchSampler(EpochSampler):
         known = None if epochs is None else epochs.rows_of(number)
         size, budget = (None if limit is None else int(limit) for limit in cutting.limits)
         lengths, costs = self._dataset._sums(None if known is None else number)
-        if rows is None:
-            given = np.arange(len(lengths))
-        else:
-            given = rows if known is None else known.numbers(rows)
+        numbers = rows if rows is None or known is None else known.numbers(rows)
+        given = np.arange(len(lengths)) if numbers is None else numbers
         if not len(lengths):
             raise ValueError(f"epoch {number} of the TokenDataset has no rows")
         assert self.seed is not None

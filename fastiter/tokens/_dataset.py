@@ -18,6 +18,7 @@ from fastiter._fetch.dataset_access import (
 )
 from fastiter._fetch.token_column import FIELDS, MOST_TOKENS, TokenColumn
 from fastiter._fetch.token_rows import EPOCH_SHIFT, OVERLONG, RowPlanner
+from fastiter._plan.epoch_sampler import words_of
 from fastiter._util.arguments import (
     checked_choice,
     checked_flag,
@@ -203,11 +204,7 @@ class TokenDataset(DatasetMixin):
             "borders": checked_flag("borders", borders),
             "drop_last": checked_flag("drop_last", drop_last),
         }
-        self._words = None
-        if seed is not None:
-            from fastiter._order import permutation
-
-            self._words = permutation.seed_words(seed)
+        self._words = None if seed is None else words_of(seed)
         limits = {"minimum": -(1 << 63), "maximum": (1 << 63) - 1}
         self._added = (
             checked_optional_int("bos_token_id", bos_token_id, **limits),

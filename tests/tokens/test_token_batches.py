@@ -121,3 +121,15 @@ def test_wrong_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             TokenBatchSampler(packed(), **arguments)
+
+
+@pytest.mark.parametrize("limits", [{"batch_size": 4}, {"batch_size": 4, "max_tokens": 100}])
+def test_too_few_rows_for_a_step_are_told(limits):
+    dataset = TokenDataset([[1, 2, 3]] * 4, 4, packing="concat")
+    sampler = TokenBatchSampler(dataset, drop_last=True, **limits)
+    for num_ranks in (1, 2):
+        ranks = {} if num_ranks == 1 else {"rank": 0, "num_ranks": num_ranks}
+        message = f"do not fill a batch for each of {num_ranks} ranks, and drop_last=True"
+        with pytest.raises(ValueError, match=message):
+            SerialIterator(dataset, batch_sampler=sampler, **ranks)
+    TokenBatchSampler(dataset, 1, drop_last=True)
