@@ -75,7 +75,13 @@ def _of_state(state: Any) -> Any:
     if n_examples is None:
         record = SamplerRecord.of(saved.get("order"))
         sampler = None if record is None else _sampler_of(record, cut.get("arguments", []))
-        if record is None or sampler is None:
+        if record is None:
+            raise ValueError(
+                "the orders of this state are drawn from a generator without a seed, or by a "
+                "function of the order before, so that only the run itself knows its batches: give "
+                "the iterator an order_sampler with a seed, as in ShuffleOrderSampler(0)"
+            )
+        if sampler is None:
             raise ValueError(
                 "this state does not tell all that decides the orders: give --iterator "
                 "MODULE:FUNCTION, which makes the iterator"

@@ -311,6 +311,17 @@ def test_the_command_asks_for_what_a_state_does_not_hold(tmp_path, capsys):
     assert __main__.main(["batch", str(tmp_path / "none.json"), "--step", "0"]) == 1
 
 
+def test_the_command_says_where_no_iterator_would_help(tmp_path, capsys):
+    for random_state in (None, np.random.default_rng(0)):
+        iterator = SerialIterator(Keys(), 3, order_sampler=ShuffleOrderSampler(random_state))
+        next(iterator)
+        state = tmp_path / "state.json"
+        state.write_text(json.dumps(iterator.state_dict()))
+        assert __main__.main(["batch", str(state), "--step", "0"]) == 1
+        error = capsys.readouterr().err
+        assert "a generator without a seed" in error and "--iterator" not in error
+
+
 def no_iterator() -> int:
     return 3
 
