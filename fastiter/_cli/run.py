@@ -15,6 +15,7 @@ import importlib.util
 import io
 import json
 import os
+import pkgutil
 import sys
 import types
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 _TORCH = "torch"
+_NAMES = ("__file__", "__cached__", "__loader__", "__package__", "__spec__")  # of a module
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,37 +39,39 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     rest = argparse.REMAINDER
     parser.add_argument("-m", dest="module", metavar="MODULE", nargs=rest, help="run a module")
-    parser.add_argument(
-        "script", metavar="SCRIPT", nargs=rest, help="the program and its arguments"
-    )
+    program = "the program, or a folder or zip file with its __main__.py; and its arguments"
+    parser.add_argument("script", metavar="SCRIPT", nargs=rest, help=program)
     parser.set_defaults(is_program=True)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the program. What it raises comes out, with the program's own traceback."""
-    command = options.module if options.module is not None else options.script
+    is_module = options.module is not None
+    command = options.module if is_module else options.script
     if not command:
         print("python -m fastiter run: expected a SCRIPT or -m MODULE", file=sys.stderr)
         return 2
-    try:
-        code, facts = (_module if options.module is not None else _script)(command[0])
-    except (OSError, ImportError) as error:
-        print(f"python -m fastiter run: {error}", file=sys.stderr)
-        return 2
-    sys.argv[:] = [facts["__file__"] if options.module is not None else command[0], *command[1:]]
+    sys.argv[:] = ["-m" if is_module else command[0], *command[1:]]
     main = types.ModuleType("__main__")
     if "__annotations__" in vars(sys.modules["__main__"]):  # by the interpreter, up to 3.13
-        facts["__annotations__"] = {}
-    vars(main).update(facts)
+        vars(main)["__annotations__"] = {}
     sys.modules["__main__"] = main
     report = _Report(options)
     _patch_with_torch(report.patched)
     spawn.get_preparation_data = _prepared
-    try:
+    try:  # the packages of a module are parts of the program
+        code, facts = (_module if is_module else _script)(command[0])
+        if is_module:
+            sys.argv[0] = facts["__file__"]
+        vars(main).update(facts, __builtins__=builtins)
         exec(code(), vars(main))
+    except _NoProgramError as error:
+        atexit.unregister(report.give)
+        print(f"python -m fastiter run: {error}", file=sys.stderr)
+        return 2
     except BaseException as error:
         report.status = _status_of(error)
-        sys.excepthook = _Hook(sys.excepthook, error, vars(main))
+        sys.excepthook = _Hook(sys.excepthook, error)
         raise
     return 0
 
@@ -75,42 +79,53 @@ def run(options: argparse.Namespace) -> int:
 # ---- the program ---------------------------------------------------------------------------------
 
 
+class _NoProgramError(Exception):
+    """There is no such script or module."""
+
+
 def _script(name: str) -> tuple[Callable[[], types.CodeType], dict[str, Any]]:
-    """The code of a script, to be compiled, and the names that its module begins with."""
+    """The code of a script, to be compiled, and the names that its module begins with; also of the
+    ``__main__.py`` in a folder or zip file."""
     file = os.path.abspath(name)
-    with io.open_code(file) as lines:
-        source = lines.read()
+    if pkgutil.get_importer(file) is not None:
+        sys.path[0] = file
+        return _of_spec(importlib.machinery.PathFinder.find_spec("__main__", [file]), "__main__")
+    try:
+        with io.open_code(file) as lines:
+            source = lines.read()
+    except OSError as error:
+        raise _NoProgramError(str(error)) from None
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(file))
-    return lambda: compile(source, file, "exec", dont_inherit=True), {
-        "__file__": file,
-        "__cached__": None,
-        "__loader__": importlib.machinery.SourceFileLoader("__main__", file),
-        "__package__": None,
-        "__spec__": None,
-        "__builtins__": builtins,
-    }
+    loader = importlib.machinery.SourceFileLoader("__main__", file)
+    facts = {**dict.fromkeys(_NAMES), "__file__": file, "__loader__": loader}
+    return lambda: compile(source, file, "exec", dont_inherit=True), facts
 
 
 def _module(name: str) -> tuple[Callable[[], types.CodeType], dict[str, Any]]:
     """The same of a module, or of the ``__main__`` of a package."""
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        name = f"{name}.__main__"
+    package = name.rpartition(".")[0]
+    try:
+        if package and not name.startswith("."):
+            importlib.import_module(package)
+    except ImportError as error:  # raised by a package, or it is one of these that is missing
+        if not f"{package}.".startswith(f"{error.name}."):
+            raise
+    try:
         spec = importlib.util.find_spec(name)
-    loader: Any = None if spec is None else spec.loader
-    code = None if loader is None else loader.get_code(name)
-    if spec is None or code is None:
-        raise ImportError(f"there is no module {name!r} to run")
-    facts = {
-        "__file__": spec.origin,
-        "__cached__": spec.cached,
-        "__loader__": loader,
-        "__package__": spec.parent,
-        "__spec__": spec,
-        "__builtins__": builtins,
-    }
-    return lambda: code, facts
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise _NoProgramError(str(error)) from None
+    if spec is None or spec.submodule_search_locations is None:
+        return _of_spec(spec, name)
+    return _module(f"{name}.__main__")
+
+
+def _of_spec(spec: Any, name: str) -> tuple[Callable[[], types.CodeType], dict[str, Any]]:
+    code = None if spec is None or spec.loader is None else spec.loader.get_code(name)
+    if code is None:
+        raise _NoProgramError(f"there is no module {name!r} to run")
+    facts = spec.origin, spec.cached, spec.loader, spec.parent, spec
+    return lambda: code, dict(zip(_NAMES, facts, strict=True))
 
 
 def _status_of(error: BaseException) -> int:
@@ -124,16 +139,23 @@ def _status_of(error: BaseException) -> int:
     return error.code if isinstance(error.code, int) else 1
 
 
+def _runs(names: dict[str, Any]) -> bool:
+    """Whether a frame with these globals is one of those by which a module is run."""
+    return names is globals() or names.get("__name__", "").startswith("importlib")
+
+
 class _Hook:
     """Prints the exception of the program by the program's own hook, without the frames by which it
     was run."""
 
-    def __init__(self, hook: Any, error: BaseException, names: dict[str, Any]) -> None:
-        self._hook, self._error, self._names = hook, error, names
+    def __init__(self, hook: Any, error: BaseException) -> None:
+        self._hook, self._error = hook, error
 
     def __call__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is self._error:
-            while trace is not None and trace.tb_frame.f_globals is not self._names:
+            while trace is not None and trace.tb_frame.f_globals is not globals():
+                trace = trace.tb_next
+            while trace is not None and _runs(trace.tb_frame.f_globals):
                 trace = trace.tb_next
             error.__traceback__ = trace  # None: it does not compile
         self._hook(kind, error, trace)

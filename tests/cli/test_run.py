@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -81,6 +84,53 @@ def test_the_program_sees_what_python_gives(tmp_path, as_module):
     assert plain.stdout == ours.stdout
     assert (plain.returncode, ours.returncode) == (0, 0)
     assert ours.stderr == "fastiter: 0 loaders, the program has not imported torch\n"
+
+
+def test_a_folder_and_an_archive_with_a_main_module(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/__main__.py").write_text(FACTS + "import helper\nhelper.f()\n")
+    (tmp_path / "folder/helper.py").write_text("def f():\n    print('helps')\n    1 / 0\n")
+    shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "folder")
+    for name in ("folder", "archive.zip"):
+        plain = finished(tmp_path, sys.executable, name, "--help")
+        ours = finished(tmp_path, *RUN, name, "--help")
+        assert "helps" in plain.stdout
+        assert (ours.stdout, ours.returncode) == (plain.stdout, plain.returncode) == (ANY, 1)
+        assert without_runpy(plain.stderr) == ours.stderr.partition("fastiter: ")[0]
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "status"),
+    [
+        ("import missing_dependency", "", 1),
+        ("import sys\nprint(sys.argv)\n1 / 0", "", 1),
+        ("raise SystemExit(7)", "", 7),
+        ("import package.tool", None, 1),
+        ("import sys\nprint(sys.argv)", "import sys\nprint(sys.argv)\nimport missing", 1),
+        ("", None, 2),
+    ],
+    ids=["its dependency", "an exception", "an exit", "itself", "the module's", "no module"],
+)
+def test_packages_are_part_of_the_program(tmp_path, package, module, status):
+    """Their errors end it as those of the module do; a module that there is not is none."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text(package)
+    if module is not None:
+        (tmp_path / "package/tool.py").write_text(module)
+    plain = finished(tmp_path, sys.executable, "-m", "package.tool", "x")
+    ours = finished(tmp_path, *RUN, "--report", "r.json", "-m", "package.tool", "x")
+    assert (ours.stdout, ours.returncode) == (plain.stdout, status)
+    text, mark, _ = ours.stderr.partition("fastiter: 0 loaders")
+    assert bool(mark) == (tmp_path / "r.json").exists() == (status != 2)
+    if status != 2:
+        assert plain.returncode == status
+        assert text == without_runpy(plain.stderr)
+        assert json.loads((tmp_path / "r.json").read_text())["exit_status"] == status
+
+
+def without_runpy(text: str) -> str:
+    """A traceback without the frames by which Python has run a module."""
+    return re.sub(r'  File "[^"]*runpy(\.py|>)", .*\n(    .*\n)*', "", text)
 
 
 def test_loaders_have_fastiters_workers(program):
@@ -211,7 +261,8 @@ def test_compared_classes_take_turns(program, tmp_path, persistent):
 
 
 def test_wrong_commands(tmp_path):
-    for command in ((), ("no.py",), ("--no", "x.py"), ("-m", "no_such_module"), ("-m",), (".",)):
+    modules = (("-m", name) for name in ("no_such_module", "no.such", "json.such", ".x", "..x.y"))
+    for command in ((), ("no.py",), ("--no", "x.py"), *modules, ("-m",), (".",)):
         found = finished(tmp_path, *RUN, *command)
         assert (found.returncode, found.stdout) == (2, "")
         assert found.stderr

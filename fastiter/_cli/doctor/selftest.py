@@ -24,12 +24,7 @@ def findings() -> Iterator[Finding]:
     first = 0.0
     try:
         iterator: Any = fastiter.MultiprocessIterator(
-            dataset,
-            10,
-            repeat=False,
-            n_processes=_WORKERS,
-            n_prefetch=2,
-            dataset_timeout=_TIMEOUT,
+            dataset, 10, repeat=False, n_processes=_WORKERS, n_prefetch=2, dataset_timeout=_TIMEOUT
         )
         with warnings.catch_warnings(), iterator:
             warnings.simplefilter("error", fastiter.TimeoutWarning)
