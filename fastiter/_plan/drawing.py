@@ -65,8 +65,8 @@ def draw_epoch(
         raise TypeError(gives_batches(sampler))
     if cuts is None and cuttings:
         raise TypeError(
-            f"{source} gave no cuts: return Epoch(order, cuts), or use order_sampler= and "
-            "batch_size= instead of batch_sampler="
+            f"{source} gave no cuts: return Epoch(order, cuts), or pass a sampler of orders with "
+            "batch_size=, not as batch_sampler="
         )
     order = checked_order(order, dataset_size, size=size, copy=copy, source=source)
     if copy and len(order) == 0:

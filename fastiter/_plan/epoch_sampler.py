@@ -224,7 +224,7 @@ def words_of(seed: Any) -> Key:
 
 def gives_batches(sampler: EpochSampler) -> str:
     """The message that says so where an order is needed."""
-    return f"{type(sampler).__qualname__} gives batches: use batch_sampler=, not order_sampler="
+    return f"{type(sampler).__qualname__} gives batches: pass it as batch_sampler="
 
 
 def is_epoch_sampler(sampler: Any) -> TypeIs[EpochSampler]:

@@ -166,7 +166,7 @@ def _missing(
         if plans[0].indices is None or n_before == n_steps + stride:
             raise ValueError(
                 f"{len(missing)} batches are missing at the end, which {stride} ranks cannot share "
-                f"evenly: load the state with num_ranks={math.gcd(len(missing), stride)}"
+                f"evenly: load the state on {math.gcd(len(missing), stride)} rank(s)"
             )
         behind = plans[0].state
         if n_before >= n_steps and n_more < len(ranks) and not planner.is_left_out(state.step):

@@ -567,7 +567,7 @@ def test_a_seeded_batch_sampler_loaded_with_other_limits(lengths, data):
 
 
 def test_a_batch_sampler_is_no_order_sampler():
-    with pytest.raises(TypeError, match="use batch_sampler=, not order_sampler="):
+    with pytest.raises(TypeError, match="gives batches: pass it as batch_sampler="):
         SerialIterator(range(4), 2, order_sampler=Pairs(0, 2))
     assert (
         Cutting(0, 1, (2,))

@@ -406,7 +406,7 @@ OF_ORDERS = [
     *WRONG,
     (Epoch(np.arange(5)), ValueError, "an order of 5 indices where 6 were expected"),
     (Epoch(np.zeros(0, int)), ValueError, "an order of 0 indices where 6 were expected"),
-    (Epoch(np.arange(6), [0, 6]), TypeError, "use batch_sampler=, not order_sampler="),
+    (Epoch(np.arange(6), [0, 6]), TypeError, "gives batches: pass it as batch_sampler="),
 ]
 EMPTY = "gave an empty order (dataset length 6)"
 CUTS = "must ascend from 0 to the length of the order, 6"
@@ -415,7 +415,7 @@ OF_BATCHES = [
         (given._replace(cuts=[0, 6]) if isinstance(given, Epoch) else given, *error)
         for given, *error in WRONG
     ),
-    (Epoch(np.arange(6)), TypeError, "gave no cuts: return Epoch(order, cuts), or use order_sa"),
+    (Epoch(np.arange(6)), TypeError, "gave no cuts: return Epoch(order, cuts), or pass a sampler of orders"),
     (Epoch(np.zeros(0, int), [0, 0]), ValueError, EMPTY),
     (Epoch(np.arange(6), [0, 5]), ValueError, CUTS),
     (Epoch(np.arange(6), [1, 6]), ValueError, CUTS),
@@ -530,7 +530,7 @@ def test_a_seed_or_arguments_that_tell_nothing_are_refused():
 
 def test_an_order_sampler_is_no_batch_sampler():
     for sampler in (Draws(7), ShuffleOrderSampler(7)):
-        with pytest.raises(TypeError, match=r"epoch\(0\) gave no cuts: .* use order_sampler="):
+        with pytest.raises(TypeError, match=r"epoch\(0\) gave no cuts: .* a sampler of orders"):
             SerialIterator(range(N), batch_sampler=sampler)
     with pytest.raises(TypeError, match=r"batch_sampler\(0\) must give a list"):
         SerialIterator(range(N), batch_sampler=ShuffleOrderSampler())
@@ -590,7 +590,7 @@ def test_called_by_hand_it_gives_one_epoch_after_the_other():
     following = sampler(order, 19)
     assert [order.tolist(), following.tolist()] == orders(Curriculum, 2)
     assert sampler.number == 2
-    with pytest.raises(TypeError, match="use batch_sampler="):
+    with pytest.raises(TypeError, match="pass it as batch_sampler="):
         Balanced(7)(np.arange(N), 0)
 
 
