@@ -160,7 +160,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if policy is not None:
             self._skips = self._last_iteration.skips or SkipState()
             sampler = drawn_from(self._index_sampler)
-            size = length_of(sampler) if self._owner is None else self._owner.n_rows
+            size = length_of(sampler) if self._owner is None else self._owner.n_examples
             policy.epoch, policy.size = self.epoch, size or 0
             policy.is_batch, policy.rows = self._auto_collation, self._sampler_iter.rows
             self._stays_in_step = getattr(sampler, "num_replicas", 1) > 1

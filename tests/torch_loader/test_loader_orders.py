@@ -25,6 +25,7 @@ from fastiter import (  # noqa: E402
     VirtualShuffleOrderSampler,
     WeightedOrderSampler,
 )
+from fastiter.errors import SkipLimitError  # noqa: E402
 from fastiter.iterators import Epoch, EpochSampler  # noqa: E402
 from fastiter.tokens import TokenDataset  # noqa: E402
 from fastiter.torch import Batches, DataLoader, Order  # noqa: E402
@@ -693,6 +694,26 @@ def test_examples_that_are_skipped_are_left_out_of_valid(workers, capfd):
             assert loader.indices == batch.tolist()
             found += batch[loader.valid].tolist()
     assert sorted(found) == [index for index in range(N) if index % 10 != 3]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("n_allowed", range(1, 6))
+def test_a_share_that_may_be_skipped_is_that_of_the_iterators(drop_last, n_ranks, n_allowed):
+    """Of the whole epoch, of all ranks."""
+    arguments = {"on_error": "skip", "skip_limit": n_allowed / N, "drop_last": drop_last}
+    for rank in range(n_ranks):
+        given = {"sampler": ShuffleOrderSampler(0), "num_replicas": n_ranks}
+        loader = DataLoader(Failing(), 7, rank=rank, **given, **arguments)
+        given = {"order_sampler": ShuffleOrderSampler(0), "num_ranks": n_ranks, "repeat": False}
+        iterator = SerialIterator(Failing(), 7, rank=rank, **given, **arguments)
+        ends = []
+        for batches in (loader, iterator):
+            try:
+                ends.append(sum(len(batch) for batch in batches))
+            except SkipLimitError:
+                ends.append(None)
+        assert ends[0] == ends[1]
 
 
 class Counting(torch_data.Dataset):

@@ -212,14 +212,9 @@ class EpochOwner(Sampler[Any]):
         return self._of_epoch()[1]
 
     @property
-    def n_rows(self) -> int:
-        """Examples of this rank in an epoch; from a batch sampler about as many."""
-        planner, n_batches = self._of_epoch()
-        if self._cuts:
-            return -(-planner.state.whole_size // self.num_replicas)
-        last = Preview(planner, self.rank, EpochStore()).before(n_batches - 1)
-        plan: Any = planner.advance(last)
-        return (n_batches - 1) * planner.batch_size + len(plan.indices)
+    def n_examples(self) -> int:
+        """Examples in an epoch, of all ranks."""
+        return self._of_epoch()[0].state.whole_size
 
     def address(self, loader: Any, iteration: Any, number: int, rank: int | None) -> Address:
         """The address of a batch of a loader's iteration that is under way, or of the next one."""
@@ -321,7 +316,10 @@ class Order(EpochOwner):
                 yield row
 
     def __len__(self) -> int:
-        return self.n_rows
+        planner, n_batches = self._of_epoch()
+        last = Preview(planner, self.rank, EpochStore()).before(n_batches - 1)
+        plan: Any = planner.advance(last)
+        return (n_batches - 1) * planner.batch_size + len(plan.indices)
 
 
 class Batches(EpochOwner):
