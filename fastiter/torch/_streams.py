@@ -43,6 +43,8 @@ def check_arguments(loader: Any) -> None:
     if loader.return_indices:
         raise ValueError("return_indices=True needs indices, which a StreamDataset has not")
     StreamIteration(loader).finalize()
+    if loader.dataset_timeout is not None and not loader.num_workers:
+        loader._check_shared_rows(f"dataset_timeout={loader.dataset_timeout}")
 
 
 def begin(loader: Any) -> StreamIteration:

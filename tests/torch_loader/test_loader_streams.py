@@ -192,6 +192,7 @@ def test_without_batches_and_with_a_collate_fn_of_ones_own():
         {"hedge": 0.1, "num_workers": 1},
         {"return_indices": True},
         {"on_timeout": "retry", "num_workers": 1},
+        {"dataset_timeout": 1.0},
     ],
 )
 def test_arguments_without_effect_are_refused(arguments):
