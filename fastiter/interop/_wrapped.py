@@ -119,7 +119,9 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def tuple_like(value: tuple[Any, ...], parts: list[Any]) -> Any:
-    """A tuple of ``parts``; a named one if ``value`` is."""
+    """A tuple of ``parts``; a named one if ``value`` is, and ``value`` if it has the same."""
+    if all(a is b for a, b in zip(parts, value, strict=True)):  # of any class, such as torch.Size
+        return value
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 

@@ -201,12 +201,13 @@ persistent_workers, pin_memory_device, in_order
         self.n_device_prefetch = checked_int(
             "n_device_prefetch", n_device_prefetch, minimum=0, maximum=MOST_PREFETCH
         )
-        if device is None and n_device_prefetch != 1:
+        has_copies = self.device is not None and self.device.type == "cuda"
+        if n_device_prefetch != 1 and not has_copies:
             raise ValueError(
                 f"n_device_prefetch={n_device_prefetch} counts batches that are copied to a GPU: "
                 "set device="
             )
-        if self.device is not None and self.device.type == "cuda":
+        if has_copies:
             pin_memory = pin_memory or torch.cuda.is_available()
         self.adjusts_workers = isinstance(num_workers, str)
         if isinstance(num_workers, str):

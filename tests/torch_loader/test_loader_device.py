@@ -66,7 +66,11 @@ def test_tensors_in_containers_of_any_depth_are_there(n_workers):
 def packed(rows: list[torch.Tensor]) -> Any:
     rows = [row["pair"].image for row in rows]
     return OrderedDict(
-        packed=pack_sequence(rows), own=Own(torch.stack(rows)), kind=torch.Tensor, none=None
+        packed=pack_sequence(rows),
+        own=Own(torch.stack(rows)),
+        kind=torch.Tensor,
+        none=None,
+        size=rows[0].shape,
     )
 
 
@@ -79,6 +83,7 @@ def test_objects_that_move_themselves_and_other_values(n_workers):
     assert batch["packed"].data.device == batch["own"].rows.device == META
     assert batch["packed"].batch_sizes.device.type == "cpu"
     assert batch["kind"] is torch.Tensor and batch["none"] is None
+    assert batch["size"] == (3,) and type(batch["size"]) is torch.Size
 
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
@@ -116,6 +121,8 @@ def test_without_a_gpu_the_first_next_says_so(n_workers):
         (TypeError, "device", {"device": True}),
         (TypeError, "device", {"device": 1.5}),
         (ValueError, "n_device_prefetch", {"n_device_prefetch": 2}),
+        (ValueError, "n_device_prefetch", {"n_device_prefetch": 2, "device": "cpu"}),
+        (ValueError, "n_device_prefetch", {"n_device_prefetch": 0, "device": META}),
         (ValueError, "n_device_prefetch", {"device": "meta", "n_device_prefetch": -1}),
     ],
 )
