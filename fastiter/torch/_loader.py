@@ -114,8 +114,8 @@ persistent_workers, pin_memory_device, in_order
         has ``num_replicas`` above 1, they are a `SkipLimitError`. Errors of ``collate_fn``,
         samplers and ``worker_init_fn`` are raised. See `skipped`.
     skip_limit : int, float or None, optional
-        Most examples that an epoch may skip: a number, or a share of the sampler's keys; more are a
-        `SkipLimitError`.
+        Most examples that an epoch may skip: a number, or a share of the sampler's keys, of one of
+        fastiter's those of all ranks; more are a `SkipLimitError`.
     dataset_timeout : float, optional
         Seconds that the dataset may take for one example; ``timeout`` limits ``next()``. See
         `MultiprocessIterator` for this and the three after it. With it, or ``hedge``, all workers

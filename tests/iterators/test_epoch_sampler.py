@@ -415,7 +415,7 @@ OF_BATCHES = [
         (given._replace(cuts=[0, 6]) if isinstance(given, Epoch) else given, *error)
         for given, *error in WRONG
     ),
-    (Epoch(np.arange(6)), TypeError, "gave no cuts: return Epoch(order, cuts), or pass a sampler of orders"),
+    (Epoch(np.arange(6)), TypeError, "gave no cuts: return Epoch(order, cuts), or pass a sam"),
     (Epoch(np.zeros(0, int), [0, 0]), ValueError, EMPTY),
     (Epoch(np.arange(6), [0, 5]), ValueError, CUTS),
     (Epoch(np.arange(6), [1, 6]), ValueError, CUTS),
