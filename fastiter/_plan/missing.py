@@ -192,7 +192,8 @@ def record_of_all(records: Sequence[Mapping[str, Any]], rank: int) -> Mapping[st
     steps: list[Any] = [record.get("step") for record in records]
     n = cuts[0].get("num_ranks", 1)
     tell_of_all = n == 1 or any(is_of_all for _, is_of_all in told)
-    facts = [(cut, record.get("seed")) for cut, record in zip(cuts, records, strict=True)]
+    # The window is that of the record's own position.
+    facts = [({**cut, "window": None}, r.get("seed")) for cut, r in zip(cuts, records, strict=True)]
     are_alike = all(each == facts[0] for each in facts) and all(type(each) is int for each in steps)
     if tell_of_all and are_alike and len({*told}) == len({*steps}) == 1:
         return own

@@ -195,6 +195,25 @@ def test_a_resume_plans_the_window_of_its_position_alone(packing, num_ranks):
                 assert len(iterator) > 0
 
 
+def test_ranks_whose_missing_batches_lie_in_other_windows():
+    """The states of all ranks load, each at a window of its own."""
+    states, delivered = [], []
+    for rank, step in enumerate((2, 9)):
+        iterator = SerialIterator(packed(), 4, shuffle=False, rank=rank, num_ranks=2)
+        for k in range(11):
+            if k == step:  # this batch is missing, and the next one is not
+                states.append({**iterator.state_dict(), "missing": {"delivered": 2}})
+            batch = next(iterator)
+            delivered += [batch] if k in {*range(step), step + 1} else []
+    assert len({tuple(state["cut"]["window"]) for state in states}) == 2
+    iterator = SerialIterator(packed(), 4, shuffle=False)
+    iterator.load_state_dict(states)
+    batches = [*delivered, *(next(iterator) for _ in range(22 - len(delivered)))]
+    rows = list(expected_rows(1))[: 4 * 22]
+    found = [row["input_ids"].tolist() for batch in batches for row in batch]
+    assert sorted(found) == sorted(row["input_ids"].tolist() for row in rows)
+
+
 def test_an_index_of_another_process_is_of_one_window():
     known = packed().__fastiter_epochs__().rows_of(3)
     index = int(known.indices(len(known) - 1, len(known))[0])
