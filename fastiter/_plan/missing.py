@@ -206,5 +206,6 @@ def record_of_all(records: Sequence[Mapping[str, Any]], rank: int) -> Mapping[st
     for place, (step, (bits, _)) in enumerate(zip(steps, told, strict=True)):
         bits = ((bits + 1) << step - begin) - 1
         all_bits |= sum(1 << (i * n + place) for i in range(bits.bit_length()) if bits >> i & 1)
-    oldest = records[steps.index(begin)]
-    return {**oldest, "missing": {"delivered": all_bits, "of_all_ranks": True}}
+    of_rank = {"skipped": own["skipped"]} if "skipped" in own else {}
+    joined = {**records[steps.index(begin)], **of_rank}
+    return {**joined, "missing": {"delivered": all_bits, "of_all_ranks": True}}

@@ -151,6 +151,15 @@ def test_what_a_state_with_holes_needs() -> None:
         last[0].load_state_dict(states[0])
 
 
+def test_each_rank_keeps_the_examples_that_it_has_skipped() -> None:
+    states, _ = with_holes(ranks_of("filtered", 2), [{1, 2}, {0, 2}])
+    for rank, state in enumerate(states):
+        state["skipped"] = {"epoch": 0, "count": 1, "records": [[rank, 0, 1, "an error"]]}
+    iterators = ranks_of("filtered", 2)
+    load(iterators, states)
+    assert [[each.index for each in iterator.skipped] for iterator in iterators] == [[0], [1]]
+
+
 def test_workers_fill_holes_by_larger_batches_than_their_own() -> None:
     states, batches = with_holes(ranks_of("map", 2), [{1, 2}, {0, 2}])
     arguments = {"n_processes": 2, "context": "fork", "in_order": False, "batch_size": 2}
