@@ -170,6 +170,8 @@ def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
         if isinstance(rows[0], (str, bytes)):  # they would be cut to the length of the first
             raise TypeError("texts are not padded")
         dtype = rows[0].dtype
+        if dtype.kind in "SU":  # as long as the longest text
+            dtype = np.result_type(*rows)
         shape = np.array(rows[0].shape, dtype=int)
         for row in rows:
             # A shape of one axis is broadcast.

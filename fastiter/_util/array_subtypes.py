@@ -116,7 +116,10 @@ def _reduce(tensor: Any, mapped: Callable[[Any], Any] | None = None) -> Any:
         torch = sys.modules["torch"]
         dtype = tensor.dtype
         array = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8).numpy()
-    if array is None or (_has_overlaps(tensor) and (mapped is None or mapped(array) is None)):
+    is_mapped = mapped is not None and array is not None and mapped(array) is not None
+    # torch does not load its own pickles of uint16 to uint64.
+    is_wide = array is not None and array.dtype.kind == "u" and array.itemsize > 1
+    if array is None or (_has_overlaps(tensor) and not is_mapped and not is_wide):
         return tensor.__reduce_ex__(5)
     return (tensor_of, (array,)) if dtype is None else (_viewed, (array, dtype))
 

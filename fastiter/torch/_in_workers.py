@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,15 @@ from fastiter.torch._worker import LoaderJob, Reply, plain_attributes
 if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
 
+logger = logging.getLogger("fastiter")
 _CALLER = Caller("multiprocessing_context", "iter(loader)", "pass num_workers=0")
 # Batches that a GPU may read while others are made; more are copied out of the ring.
 _MOST_COPIES = 8
+_REPEATED = (
+    "a worker process of an IterableDataset has died: another one reads its part again, and leaves "
+    "out as many examples as were delivered. These are right if the dataset gives the same ones "
+    "again when it is new, with the seeds of its first loop"
+)
 _UNKNOWN_ROWS = 256  # of batches that workers share, if the sampler does not tell
 
 
@@ -70,6 +77,7 @@ class WorkersIterator(LoaderIterator):
 
     _executor: ProcessExecutor
     _adjustment: Adjustment | None = None  # of the number of workers
+    _has_told = False  # that a worker's part of a stream is read again
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         super().__init__(loader, resume)
@@ -88,8 +96,9 @@ class WorkersIterator(LoaderIterator):
         rows, self._converter = self._rows_of(loader)
         self._planner = Plans(self._num_workers, rows, loader.in_order, self._auto_collation)
         self._planner.shares_rows = self._shares_rows
-        self._use_new_pool(loader, resume)
-        self._begin(resume)
+        with self._lock:  # which the exit of the interpreter waits for
+            self._use_new_pool(loader, resume)
+            self._begin(resume)
 
     def _rows_of(self, loader: DataLoader[Any]) -> tuple[int, Any]:
         """Most examples in a batch from columns, and its converter; 0 if
@@ -206,6 +215,10 @@ class WorkersIterator(LoaderIterator):
         plans.is_overtaking = not plans.in_order and not self._sampler_iter.is_filling
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        with self._lock:
+            self._begin_again(loader, first_iter)
+
+    def _begin_again(self, loader: Any, first_iter: bool) -> None:
         pool = self._executor.pool
         if pool is None or pool.closed:  # it ended by an error, or was closed
             self._planner.epoch = -1
@@ -218,7 +231,7 @@ class WorkersIterator(LoaderIterator):
             # As torch's workers do: each has then drawn as many of its random numbers, however
             # early the loop was left.
             pool.wait_until(pool.ring.all_ready)
-        super()._reset(loader, first_iter)
+        LoaderIterator._reset(self, loader, first_iter)
         self._planner.epoch += 1
         self._executor.drop([])
         self._begin(None)
@@ -228,6 +241,9 @@ class WorkersIterator(LoaderIterator):
     def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
         pool, plans, reply = self._executor.pool, self._planner, plan.outcome
         assert pool is not None
+        if self._is_iterable and pool.restarts and not self._has_told:
+            self._has_told = True
+            logger.warning(_REPEATED)
         if isinstance(reply, Failure):
             if type(reply) is AllSkipped:
                 return self._passed(before, plan), reply
@@ -424,7 +440,9 @@ def _named(text: str, plan: Plan) -> str:
         return text
     assert plan.indices is not None
     keys = plan.request.keys
-    return text.replace(f"dataset index {plan.indices[0]}", f"the batch of {keys!r:.200}")
+    is_of_stream = type(keys) is list and keys[:1] == [None]
+    batch = plan.label if is_of_stream else f"the batch of {keys!r:.200}"
+    return text.replace(f"dataset index {plan.indices[0]}", batch)
 
 
 def _died(error: WorkerDiedError, plan: Plan) -> RuntimeError:

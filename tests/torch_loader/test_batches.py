@@ -524,7 +524,7 @@ def test_a_killed_worker_loses_nothing(tmp_path):
     assert (tmp_path / "killed").exists()
 
 
-def test_a_killed_worker_of_a_stream_loses_nothing(tmp_path):
+def test_a_killed_worker_of_a_stream_loses_nothing(tmp_path, caplog):
     class Fragile(Stream):
         def __iter__(self):
             for i, example in enumerate(super().__iter__()):
@@ -536,6 +536,19 @@ def test_a_killed_worker_of_a_stream_loses_nothing(tmp_path):
     expected = list(torch_data.DataLoader(Stream(60), batch_size=4, num_workers=2))
     assert equal(list(DataLoader(Fragile(60), batch_size=4, num_workers=2)), expected)
     assert (tmp_path / "killed").exists()
+    assert [record.message for record in caplog.records if "reads its part again" in record.message]
+
+
+def test_a_stream_that_kills_its_workers_is_named_by_its_batch():
+    class Deadly(Stream):
+        def __iter__(self):
+            yield from range(4)
+            os._exit(3)
+
+    iterator = iter(DataLoader(Deadly(60), 4, num_workers=1))
+    next(iterator)
+    with pytest.raises(RuntimeError, match="epoch 0, batch 1 has killed"):
+        next(iterator)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -683,6 +696,22 @@ def test_tensors_that_are_views_of_one_have_memory_of_their_own():
         assert whole.all()
         again.zero_()
         assert not whole.any()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "float32"])
+def test_expanded_tensors_travel(dtype):
+    """torch does not load its own pickles of wide unsigned numbers."""
+    rows = [torch.tensor([i]).to(getattr(torch, dtype)).expand(3) for i in range(4)]
+    for arguments in ({"collate_fn": list}, {"multiprocessing_context": "spawn"}):
+        loaders = [
+            kind(rows, 2, num_workers=1, **arguments)
+            for kind in (DataLoader, torch_data.DataLoader)
+        ]
+        found, expected = map(list, loaders)
+        assert len(found) == len(expected) == 2
+        for batch, wanted in zip(found, expected, strict=True):
+            for row, right in zip(batch, wanted, strict=True):
+                assert row.dtype == right.dtype and row.tolist() == right.tolist()
 
 
 def test_a_tensor_of_a_batch_is_not_shared_until_it_is_asked_to():

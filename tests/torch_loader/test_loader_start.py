@@ -157,3 +157,24 @@ def test_the_context_is_torchs_or_safe():
     assert loader.multiprocessing_context is multiprocessing.get_context("spawn")
     loader.multiprocessing_context = None
     assert loader.multiprocessing_context is None
+
+
+def test_the_exit_is_silent_amid_starts_in_daemon_threads():
+    program = """
+import threading
+import fastiter.torch
+
+def start():
+    while True:
+        iter(fastiter.torch.DataLoader(range(8), 4, num_workers=1))
+        moved.release()
+
+moved = threading.Semaphore(0)
+for _ in range(4):
+    threading.Thread(target=start, daemon=True).start()
+for _ in range(6):
+    moved.acquire()
+"""
+    for _ in range(4):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -258,3 +258,12 @@ def test_empty_lists_of_lists_keep_their_length() -> None:
         [[0, 0], [0, 0]],
         [[1, 2], [3, 4]],
     ]
+
+
+def test_arrays_of_texts_are_not_cut_where_they_are_padded():
+    joined = concat_examples([np.array(["a"]), np.array(["bcd", "e"])], padding="")
+    assert joined.tolist() == [["a", ""], ["bcd", "e"]]
+    assert concat_examples([np.array([b"a"]), np.array([b"bc"])], padding=b"").tolist() == [
+        [b"a"],
+        [b"bc"],
+    ]
