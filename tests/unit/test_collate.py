@@ -93,7 +93,9 @@ def test_lists_within_lists_are_not_padded(values, padding):
         concat_examples([{"x": value} for value in values], padding=padding)
 
 
-@pytest.mark.parametrize("value", [None, "a", b"a", 2**70, object()], ids=repr)
+@pytest.mark.parametrize(
+    "value", [None, "a", b"a", 2**70, object()], ids=lambda value: type(value).__name__
+)
 @pytest.mark.parametrize(
     "options", [{}, {"padding": 0}, {"max_length": 2}, {"padding": 0, "return_lengths": True}]
 )
