@@ -5,6 +5,7 @@ Slower than the compiled functions, and used for what these do not take.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -171,7 +172,8 @@ def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
             raise TypeError("texts are not padded")
         dtype = rows[0].dtype
         if dtype.kind in "SU":  # as long as the longest text
-            dtype = np.result_type(*rows)
+            alike = [row.dtype for row in rows if row.dtype.kind == dtype.kind]
+            dtype = max(alike, key=operator.attrgetter("itemsize"))
         shape = np.array(rows[0].shape, dtype=int)
         for row in rows:
             # A shape of one axis is broadcast.

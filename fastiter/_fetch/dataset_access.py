@@ -84,9 +84,8 @@ class Columns(NamedTuple):
     views: bool  # whether examples share the arrays' memory
     delegates: tuple[tuple[Any, Any], ...] = ()  # (object, what its `dataset` was)
     fills: Any = None  # `padding` of concat_examples, where its caller gives none
-    lists: frozenset[Any] = (
-        frozenset()
-    )  # names (None: of examples without) that are lists in a batch
+    # Names of columns, None of examples without names, that are lists in a batch.
+    lists: frozenset[Any] = frozenset()
     nested: Any = None  # dtypes of columns of lists of arrays, by name
     by_example: bool = False  # whether examples are made by `__getitems__` all the same
     row_groups: Any = None  # `RowGroups`, where these are decoded when they are needed

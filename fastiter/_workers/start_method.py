@@ -226,12 +226,20 @@ def refuse_daemons(caller: Caller) -> None:
 
 
 def require_guard(start: Start) -> None:
-    """RuntimeError if workers that import the main module would run its present line, too."""
-    tree = _main_tree() if start.method != "fork" and _is_imported_by_workers() else None
+    """RuntimeError if workers that import the main module would run its present line, too, or could
+    not import it."""
+    imports, path = start.method != "fork" and _is_imported_by_workers(), _main_file()
+    if imports and path is not None and not os.path.exists(path):
+        raise RuntimeError(
+            f"workers that start by {start.method!r} import the program's main module, and {path} "
+            f"is no file: put the program into one, or {start.caller.to_fork}, or "
+            f"{start.caller.instead}"
+        )
+    tree = _main_tree() if imports else None
     line = None if tree is None else _unguarded_line(tree, _GUARDS)
     if line is not None:
         raise RuntimeError(
-            f"worker processes are started by line {line} of {_main_file()}, which has no guard: "
+            f"worker processes are started by line {line} of {path}, which has no guard: "
             f"workers that start by {start.method!r} import this file, and would run that line, "
             f"too. Put the program's code under if __name__ == '__main__':, or "
             f"{start.caller.to_fork}, or {start.caller.instead}"

@@ -49,7 +49,7 @@ CEILINGS = {
     "_stats": 1_490,
     "_threads": 1_440,
     "_util": 1_135,
-    "_workers": 4_635,
+    "_workers": 4_645,
     "csrc": 10_110,
     "dataset": 1_580,
     "datasets": 4_090,

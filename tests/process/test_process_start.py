@@ -268,6 +268,29 @@ def test_programs_that_need_no_guard(tmp_path, how):
     assert (done.stdout, done.returncode) == ("4\n", 0), done.stderr
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_program_that_comes_from_the_standard_input(method):
+    """No worker can import it; a fork needs not."""
+    source = f"""
+import sys
+from fastiter import MultiprocessIterator
+
+if __name__ == "__main__":
+    for method in ({method!r}, "fork"):
+        try:
+            with MultiprocessIterator([1, 2], 2, n_processes=1, context=method) as iterator:
+                print(sorted(next(iterator)))
+        except RuntimeError as error:
+            print(error)
+"""
+    done = subprocess.run(
+        [sys.executable], input=source, capture_output=True, text=True, timeout=HANG
+    )
+    told, rows = done.stdout.splitlines()
+    assert "<stdin> is no file: put the program into one, or pass context='fork'" in told
+    assert (rows, done.stderr) == ("[1, 2]", "")
+
+
 DEFAULT = """
 import multiprocessing, sys, threading
 import fastiter

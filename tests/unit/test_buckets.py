@@ -226,7 +226,7 @@ def test_too_few_for_all_ranks_with_drop_last_is_said_where_the_ranks_are_known(
 
 def test_it_gives_batches_not_orders():
     sampler = LengthBucketBatchSampler([1] * 10, batch_size=4, seed=0)
-    with pytest.raises(TypeError, match="use batch_sampler="):
+    with pytest.raises(TypeError, match="pass it as batch_sampler="):
         sampler(np.arange(10), 0)
     with pytest.raises(ValueError, match="10 lengths for a dataset of 11"):
         sampler._plan_batches(None, 11, 0, Cutting(0, 1, sampler.limits()))
