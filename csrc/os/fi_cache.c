@@ -62,7 +62,7 @@ static uint64_t offset_of(uint64_t place)
 
 uint64_t fi_cache_claim_of(uint64_t token, uint64_t key, uint64_t number)
 {
-    return CLAIM | (number & 4095) << 50 | (key & FI_CACHE_KEY) << 10 | token;
+    return CLAIM | (number & 4095) << 50 | (key & FI_CACHE_KEY_MASK) << 10 | token;
 }
 
 uint64_t fi_cache_token(uint64_t claim)
@@ -72,7 +72,7 @@ uint64_t fi_cache_token(uint64_t claim)
 
 uint64_t fi_cache_key(uint64_t claim)
 {
-    return claim >> 10 & FI_CACHE_KEY;
+    return claim >> 10 & FI_CACHE_KEY_MASK;
 }
 
 bool fi_cache_has_room(fi_cache *cache)

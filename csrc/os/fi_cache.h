@@ -12,7 +12,7 @@
 #include "base/fi_base.h"
 
 #define FI_CACHE_TOKENS 1024u
-#define FI_CACHE_KEY (((uint64_t)1 << 40) - 1) /* bits of a key */
+#define FI_CACHE_KEY_MASK (((uint64_t)1 << 40) - 1) /* bits of a key */
 #define FI_CACHE_HEAD 64u /* bytes before the content of an entry, and the unit of places */
 #define FI_CACHE_VIEWS 48
 #define FI_CACHE_PEEK 1024u /* bytes of an entry that fi_cache_peek reads at most, its head included */

@@ -110,8 +110,8 @@ class Pool:
         self.ring.reserved = spares
         self._group = WorkerGroup(self.ring, most, job, start, workers, spares)
         self._engage()
-        self._limits = Timeouts(dataset_timeout, self.ring, self._group, self._retries)
-        self._wait_limits: Sequence[WaitLimit] = (self._limits, *limits)
+        self._timeouts = Timeouts(dataset_timeout, self.ring, self._group, self._retries)
+        self._wait_limits: Sequence[WaitLimit] = (self._timeouts, *limits)
         self._at_exit = shutdown.end_at_exit(self, lock)
 
     def open(self, lifts: bool = True) -> None:
@@ -363,7 +363,7 @@ class Pool:
             copied_out=self.copied_out,
             retired=ring.slots["retired"],
             deaths=self.restarts + self._group.hung_starts,
-            timeouts=self._limits.n_ended,
+            timeouts=self._timeouts.n_ended,
             hedged=ring.hedged[0],
             won=ring.hedged[1],
             abandoned=sum(w.is_abandoned for w in list(self._group.workers.values())),
@@ -405,9 +405,9 @@ class Pool:
         self.needs_check = bool(
             self.is_starting or self._retries or self._is_limiting or self._spin_end
         )
-        if self._retries and self._limits.is_due():
+        if self._retries and self._timeouts.is_due():
             self._recover_dead()
-            self._limits.check("the next batch")
+            self._timeouts.check("the next batch")
             self._take_from_ended()
             self._start_missing()
 

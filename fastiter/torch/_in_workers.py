@@ -231,7 +231,7 @@ class WorkersIterator(LoaderIterator):
             # As torch's workers do: each has then drawn as many of its random numbers, however
             # early the loop was left.
             pool.wait_until(pool.ring.all_ready)
-        LoaderIterator._reset(self, loader, first_iter)
+        super()._reset(loader, first_iter)
         self._planner.epoch += 1
         self._executor.drop([])
         self._begin(None)

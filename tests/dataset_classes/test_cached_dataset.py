@@ -653,24 +653,32 @@ def test_equal_objects_of_own_classes_are_no_reason_to_refuse_a_file(i, tmp_path
         fastiter.cache([Attributes(words={"a"}, array=np.ones(2))], path=tmp_path / "file")[0]
 
 
+@contextlib.contextmanager
+def in_threads(function, n_threads):
+    """Threads that call the function, with their number, again and again while the block runs."""
+    is_over = threading.Event()
+
+    def run(number):
+        while not is_over.is_set():
+            function(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(n_threads)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
 def test_counts_are_right_beside_threads_that_store_and_one_that_clears():
     rows = [np.zeros(100_000 + i, np.uint8) for i in range(16)]
     cached = fastiter.cache(rows, memory=1 << 30)
-    is_over = threading.Event()
-
-    def store(first):
-        while not is_over.is_set():
-            for i in range(16):
-                cached[(first + i) % 16]
-
-    threads = [threading.Thread(target=store, args=(5 * i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(1500):
-        cached.clear()
-    is_over.set()
-    for thread in threads:
-        thread.join()
+    with in_threads(lambda number: [cached[(5 * number + i) % 16] for i in range(16)], 3):
+        for _ in range(1500):
+            cached.clear()
     assert_equal(cached[:], rows)
     stats = cached.stats()
     assert (stats.rows, stats.lost, stats.damaged) == (16, 0, 0)
@@ -751,23 +759,14 @@ def test_a_row_that_does_not_load_is_fetched_anew(tmp_path, monkeypatch):
 def test_clear_leaves_rows_that_are_read_whole(place):
     examples = [np.full(200_000, i, np.uint8) for i in range(4)]
     cached = fastiter.cache(examples, **place)
-    done = threading.Event()
     wrong = []
 
-    def read():
-        while not done.is_set():
-            for i in range(4):
-                if not (cached[i] == i).all():
-                    wrong.append(i)
+    def read(_):
+        wrong.extend(i for i in range(4) if not (cached[i] == i).all())
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(100):
-        cached.clear()
-    done.set()
-    for thread in threads:
-        thread.join()
+    with in_threads(read, 2):
+        for _ in range(100):
+            cached.clear()
     assert not wrong and cached.stats().rows <= 4
 
 

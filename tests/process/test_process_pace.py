@@ -267,14 +267,14 @@ def test_a_wall_clock_that_jumps(tmp_path, monkeypatch, jumping_clock, method):
                 )
                 got = [i for _ in range(7) for i in next(iterator)]
                 wait_until(pathlib.Path(f"{{gate}}.30").exists, "a worker waits at the gate")
-                pool_of(iterator)._limits.seconds = 0.3
+                pool_of(iterator)._timeouts.seconds = 0.3
                 try:
                     next(iterator)
                 except MultiprocessIterator.TimeoutWarning as warning:
                     print(str(warning).partition(" s (")[0])
                 os.kill(pids_of(iterator)[0], signal.SIGKILL)
                 gate.touch()
-                pool_of(iterator)._limits.seconds = 20
+                pool_of(iterator)._timeouts.seconds = 20
                 got += [i for _ in range(13) for i in next(iterator)]
                 print(got == [*range(40), *range(40)])
                 iterator.finalize()
