@@ -4,32 +4,41 @@
 
 FOLDER has a folder of images for each class; without it, 1,000 synthetic photographs of 500 x 375
 are made. Each loader reads, decodes, crops at random, resizes to 224 and mirrors, in batches of 64
-by 2 workers. Batches are uint8, but those of TurboLoader, which has float32 alone and decodes only
-what a crop needs; datago crops nothing, and gives images one by one. What is not installed is left
-out.
+by 2 workers. Batches are uint8, and float32, normalised, where the name says so. TurboLoader has
+float32 alone and decodes only what a crop needs; datago crops nothing, and gives images one by one;
+lists hold crops of varying shape, which Pillow has decoded. ``decoder`` is no loader: two processes
+that read and decode all files by simplejpeg. What is not installed is left out.
+
+Printed are medians: images a second; the share of the decoder's rate; milliseconds of CPU time an
+image, of the whole program and of the training process alone; seconds until the first batch; and
+the memory that one more epoch added at its peak (PSS).
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import math
+import multiprocessing
 import os
 import random
 import statistics
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from bench.harness import procs
 from bench.thirdparty import photographs
 
-Epoch = Callable[[], int]
+Epoch = Callable[[], Iterator[int]]  # the number of images of each batch
 
 _SIDE = 224
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SCALE, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
@@ -70,13 +79,13 @@ def spdl(folder: str, batch_size: int, workers: int) -> Epoch:
     paths, labels = _files(folder)
     rows = list(zip(paths, labels, [Image.open(path).size for path in paths], strict=True))
 
-    def run() -> int:
+    def run() -> Iterator[int]:
         random.shuffle(rows)
         builder = PipelineBuilder().add_source(rows).pipe(decoded, concurrency=workers)
         builder = builder.aggregate(batch_size).pipe(collated).add_sink(4)
         pipeline = builder.build(num_threads=workers + 1)
         with pipeline.auto_stop():
-            return sum(len(y) for _, y in pipeline.get_iterator())
+            yield from (len(y) for _, y in pipeline.get_iterator())
 
     return run
 
@@ -104,8 +113,8 @@ def dali(folder: str, batch_size: int, workers: int) -> Epoch:
     pipeline.build()
     n_batches = len(_files(folder)[0]) // batch_size
 
-    def run() -> int:
-        return sum(len(np.asarray(pipeline.run()[0].as_tensor())) for _ in range(n_batches))
+    def run() -> Iterator[int]:
+        return (len(np.asarray(pipeline.run()[0].as_tensor())) for _ in range(n_batches))
 
     return run
 
@@ -130,11 +139,11 @@ def turboloader(folder: str, batch_size: int, workers: int) -> Epoch:
     )
     epoch = 0
 
-    def run() -> int:
+    def run() -> Iterator[int]:
         nonlocal epoch
         loader.set_epoch(epoch)
         epoch += 1
-        return sum(len(batch[0] if isinstance(batch, tuple) else batch) for batch in loader)
+        return (len(batch[0] if isinstance(batch, tuple) else batch) for batch in loader)
 
     return run
 
@@ -153,11 +162,11 @@ def grain(folder: str, batch_size: int, workers: int) -> Epoch:
         with Image.open(paths[i]) as image:
             return transform(image.convert("RGB")).numpy(), labels[i]
 
-    def run() -> int:
+    def run() -> Iterator[int]:
         rows = grain.MapDataset.range(len(paths)).shuffle(seed=random.getrandbits(31)).map(example)
         options = grain.multiprocessing.MultiprocessingOptions(num_workers=workers)
         batches = rows.to_iter_dataset().batch(batch_size).mp_prefetch(options)
-        return sum(len(y) for _, y in batches)
+        return (len(y) for _, y in batches)
 
     return run
 
@@ -170,33 +179,58 @@ def datago(folder: str, batch_size: int, workers: int) -> Epoch:
     files = {"root_path": folder, "random_sampling": False}
     settings = {"source_type": "file", "source_config": files, "limit": n}
 
-    def run() -> int:
+    def run() -> Iterator[int]:
         client = datago.DatagoClient(
             json.dumps({**settings, "samples_buffer_size": 2 * batch_size})
         )
         try:
-            return sum(len(client.get_sample().image.to_numpy_array()) > 1 for _ in range(n))
+            for _ in range(n):
+                yield int(len(client.get_sample().image.to_numpy_array()) > 1)
         finally:
             client.stop()
 
     return run
 
 
-def torchs(folder: str, batch_size: int, workers: int, decoder: str) -> Epoch:
+def decoder(folder: str, batch_size: int, workers: int) -> Epoch:
+    """Processes that read and decode, without a loader."""
+    paths, _ = _files(folder)
+
+    def run() -> Iterator[int]:
+        with multiprocessing.get_context("fork").Pool(workers) as pool:
+            parts = [paths[at : at + batch_size] for at in range(0, len(paths), batch_size)]
+            yield from pool.imap(_decoded, parts)
+
+    return run
+
+
+def _decoded(paths: list[str]) -> int:
+    import simplejpeg
+
+    return sum(len(simplejpeg.decode_jpeg(Path(path).read_bytes())) > 1 for path in paths)
+
+
+def _epochs(loader: Any) -> Epoch:
+    return lambda: (len(y) for _, y in loader)
+
+
+def torchs(folder: str, batch_size: int, workers: int, decoder: str, dtype: str = "uint8") -> Epoch:
     """torch's loader with torchvision's transforms."""
+    import torch
     import torchvision
     import torchvision.transforms.v2 as v2
     from torch.utils.data import DataLoader
 
     steps = [v2.RandomResizedCrop(_SIDE, antialias=True), v2.RandomHorizontalFlip()]
-    options: dict[str, Any] = {"transform": v2.Compose([*steps, v2.PILToTensor()])}
+    options: dict[str, Any] = {}
     if decoder == "decode_image":
-        load = functools.partial(torchvision.io.decode_image, mode="RGB")
-        options = {"transform": v2.Compose(steps), "loader": load}
-    dataset = torchvision.datasets.ImageFolder(folder, **options)
-    return lambda: sum(
-        len(y) for _, y in DataLoader(dataset, batch_size, shuffle=True, num_workers=workers)
-    )
+        options["loader"] = functools.partial(torchvision.io.decode_image, mode="RGB")
+    else:
+        steps.append(v2.PILToTensor())
+    if dtype == "float32":
+        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(_MEAN, _STD)]
+    dataset = torchvision.datasets.ImageFolder(folder, v2.Compose(steps), **options)
+    return _epochs(DataLoader(dataset, batch_size, shuffle=True, num_workers=workers))
 
 
 def fastiter(folder: str, batch_size: int, workers: int, dtype: str = "uint8") -> Epoch:
@@ -204,23 +238,79 @@ def fastiter(folder: str, batch_size: int, workers: int, dtype: str = "uint8") -
     from fastiter.images import ImageFolder, RandomResizedCrop
     from fastiter.torch import DataLoader
 
-    dataset = ImageFolder(folder, RandomResizedCrop(_SIDE, flip=0.5, dtype=dtype))
-    return lambda: sum(
-        len(y) for _, y in DataLoader(dataset, batch_size, shuffle=True, num_workers=workers)
-    )
+    means: dict[str, Any] = {"mean": _MEAN, "std": _STD} if dtype == "float32" else {}
+    dataset = ImageFolder(folder, RandomResizedCrop(_SIDE, flip=0.5, dtype=dtype, **means))
+    return _epochs(DataLoader(dataset, batch_size, shuffle=True, num_workers=workers))
+
+
+class _Crops:
+    """Crops of the size that each draw gives, by Pillow, as arrays."""
+
+    def __init__(self, folder: str) -> None:
+        self._paths, self._labels = _files(folder)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(self._paths[i]) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        height, width = random.randint(100, len(pixels)), random.randint(100, pixels.shape[1])
+        return pixels[:height, :width], self._labels[i]
+
+
+def lists(folder: str, batch_size: int, workers: int, is_torchs: bool) -> Epoch:
+    """Lists of arrays of varying shape, which no loader can stack, from the same dataset."""
+    import torch.utils.data
+
+    import fastiter.torch
+
+    loader = torch.utils.data.DataLoader if is_torchs else fastiter.torch.DataLoader
+    made = loader(_Crops(folder), batch_size, shuffle=True, num_workers=workers, collate_fn=list)
+    return lambda: map(len, made)
 
 
 LOADERS: dict[str, Callable[[str, int, int], Epoch]] = {
+    "decoder": decoder,
     "fastiter": fastiter,
     "fastiter.float32": functools.partial(fastiter, dtype="float32"),
     "torch.pillow": functools.partial(torchs, decoder="pillow"),
+    "torch.pillow.float32": functools.partial(torchs, decoder="pillow", dtype="float32"),
     "torch.decode_image": functools.partial(torchs, decoder="decode_image"),
     "spdl": spdl,
     "dali": dali,
-    "turboloader": turboloader,
+    "turboloader.float32": turboloader,
     "grain": grain,
     "datago": datago,
+    "fastiter.lists": functools.partial(lists, is_torchs=False),
+    "torch.lists": functools.partial(lists, is_torchs=True),
 }
+
+
+class Taken(NamedTuple):
+    """What an epoch took."""
+
+    rate: float  # images a second
+    program: float  # milliseconds of CPU time an image, of all processes
+    trainer: float  # and of this one
+    first: float  # seconds until the first batch
+
+
+def taken(epoch: Epoch) -> Taken:
+    """Run an epoch, whose processes have ended after it."""
+    cpu, own, since = procs.own_cpu_seconds(), time.process_time(), time.perf_counter()
+    batches = epoch()
+    n = next(batches)
+    first = time.perf_counter() - since
+    n += sum(batches)
+    seconds, trainer = time.perf_counter() - since, time.process_time() - own
+    del batches
+    gc.collect()
+    program = procs.own_cpu_seconds() - cpu
+    return Taken(n / seconds, 1e3 * program / n, 1e3 * trainer / n, first)
 
 
 def _made(folder: str) -> str:
@@ -241,18 +331,32 @@ def main() -> None:
     for name in options.only:
         try:
             epochs[name] = LOADERS[name](folder, 64, 2)
-            epochs[name]()
-        except ImportError as error:
+            taken(epochs[name])
+        except (ImportError, RuntimeError, StopIteration) as error:  # or a library of the system
             epochs.pop(name, None)
             print(f"{name:20} left out: {error}")
-    rates: dict[str, list[float]] = {name: [] for name in epochs}
+    found: dict[str, list[Taken]] = {name: [] for name in epochs}
     for _ in range(options.rounds):
         for name, epoch in epochs.items():
-            since = time.perf_counter()
-            n = epoch()
-            rates[name].append(n / (time.perf_counter() - since))
-    for name, found in rates.items():
-        print(f"{name:20} {statistics.median(found):7.0f} images/s  {[round(r) for r in found]}")
+            found[name].append(taken(epoch))
+    watcher = procs.Watcher()
+    added = {}
+    for name, epoch in epochs.items():
+        with watcher.watching() as peak:
+            taken(epoch)
+        added[name] = peak[0] / 1e6
+    watcher.close()
+    middle = {
+        name: Taken(*map(statistics.median, zip(*runs, strict=True)))
+        for name, runs in found.items()
+    }
+    print(f"{'':21}images/s  of decoder  CPU ms  trainer ms  first s  PSS MB  each run's images/s")
+    for name, row in middle.items():
+        share = f"{row.rate / middle['decoder'].rate:.2f}" if "decoder" in middle else ""
+        print(
+            f"{name:21}{row.rate:8.0f}{share:>12}{row.program:8.2f}{row.trainer:12.3f}"
+            f"{row.first:9.2f}{added[name]:8.0f}  {[round(run.rate) for run in found[name]]}"
+        )
 
 
 if __name__ == "__main__":
