@@ -15,10 +15,16 @@
 /* Maps `bytes` of the slot at least. FI_E_SPACE: there is no address space; EBADF: the descriptor is
  * closed, or that of another file. By fi_slot_reach. */
 int fi_slot_map(const fi_ring *ring, uint32_t slot, uint64_t bytes);
-/* Sees to it that the slot is mapped up to `bytes`. One thread at a time in each process. */
+/* Sees to it that the slot is mapped up to `bytes`. One thread at a time in each process. Then,
+ * whether it is mapped there at `address`. */
 static inline int fi_slot_reach(const fi_ring *ring, uint32_t slot, uint64_t bytes)
 {
     return bytes <= ring->windows[slot].bytes ? FI_OK : fi_slot_map(ring, slot, bytes);
+}
+static inline bool fi_slot_is_at(const fi_ring *ring, uint32_t slot, const char *address,
+                                 uint64_t bytes)
+{
+    return ring->windows[slot].address == address && bytes <= ring->windows[slot].bytes;
 }
 /* The same for all `bytes` that were committed. FI_E_CORRUPT for more than the file has pages of. */
 int fi_slot_reach_all(const fi_ring *ring, uint32_t slot, uint64_t *bytes);

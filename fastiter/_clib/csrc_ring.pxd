@@ -149,6 +149,7 @@ cdef extern from "ring/fi_ring.h" nogil:
 
 cdef extern from "ring/fi_window.h" nogil:
     int fi_slot_reach(const fi_ring *ring, uint32_t slot, uint64_t nbytes)
+    bint fi_slot_is_at(const fi_ring *ring, uint32_t slot, const char *address, uint64_t nbytes)
     int fi_slot_reach_all(const fi_ring *ring, uint32_t slot, uint64_t *nbytes)
     void fi_slot_unmap_smaller(const fi_ring *ring, uint32_t slot)
     bint fi_slot_offset(const fi_ring *ring, uint32_t slot, const void *place, uint64_t *offset)

@@ -37,7 +37,7 @@ cdef inline object view(Lease lease, Field *f, int ndim, const cnp.npy_intp *dim
     array = new_array(&PyArray_Type, f.descr, ndim, dims, NULL, lease.payload + offset,
                       cnp.NPY_ARRAY_CARRAY, NULL)
     if copy:
-        return array.copy()
+        return cnp.PyArray_NewCopy(array, cnp.NPY_CORDER)
     Py_INCREF(lease)
     set_base(<cnp.PyArrayObject *>array, <PyObject *>lease)
     return array

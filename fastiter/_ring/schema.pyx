@@ -409,6 +409,15 @@ cdef class SlotWriter(ColumnWriter):
         self.payload = NULL
 
     @cython.final
+    cdef int use_slot(self) except -1:
+        """Writes into the current slot from now on. There is a schema."""
+        cdef WorkerRing end = self.end
+        if self.payload != NULL and fi_slot_is_at(
+                end.worker.ring, end.claim.slot, self.payload, self.schema.bytes):
+            return 0
+        return self.enter_slot()
+
+    @cython.final
     cdef int write_into_slot(self, Py_ssize_t row, object example) except -1:
         """As `write`, into the current slot. 0 also if there is no schema."""
         if self.schema is None:
@@ -417,17 +426,14 @@ cdef class SlotWriter(ColumnWriter):
         return self.write(row, example)
 
     @cython.final
-    cdef int use_slot(self) except -1:
-        """Writes into the current slot from now on. There is a schema."""
+    cdef int enter_slot(self) except -1:
         cdef Py_ssize_t number
         cdef Field *f
-        cdef char *payload = self.end.payload(self.schema.bytes)
-        if payload != self.payload:
-            self.payload = payload
-            for number in range(self.schema.count):
-                f = &self.schema.fields[number]
-                self.places[number] = (
-                    NULL if f.kind in (RAGGED, OBJECT, TEXT) else payload + f.offset)
+        self.payload = self.end.payload(self.schema.bytes)
+        for number in range(self.schema.count):
+            f = &self.schema.fields[number]
+            self.places[number] = (
+                NULL if f.kind in (RAGGED, OBJECT, TEXT) else self.payload + f.offset)
         return 0
 
     cdef int copy_large(self, char *place, const char *source, PyObject *owner, Py_ssize_t size,
