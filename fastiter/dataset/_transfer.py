@@ -52,6 +52,8 @@ def _download(request: urllib.request.Request, file: IO[bytes]) -> None:
             kind, text = TimeoutError, f"no byte for {timeout:g} seconds"
         elif isinstance(cause, (ConnectionError, IncompleteRead)):
             kind = ConnectionError
+        elif "@" in request.host and not isinstance(error, HTTPError):
+            text = "urllib.request sends no user names of URLs: install an opener that adds them"
         failed = kind(_redacted(f"{request.full_url}: {text}"))
         failed.errno = getattr(cause, "errno", None)
         raise failed from None  # the first error may show the password of a proxy
@@ -67,5 +69,5 @@ def sha256_of(path: str) -> str:
 
 
 def _redacted(text: str) -> str:
-    """Return a text without the user names and passwords of URLs."""
-    return re.sub(r"//[^/\s]*@", "//", text)
+    """Return a text without the user names and passwords of URLs, nor of quoted parts of them."""
+    return re.sub(r"(//|')[^/\s']*@", r"\1", text)

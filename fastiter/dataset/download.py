@@ -177,6 +177,8 @@ def _check_url(url: str) -> None:
 
     if not isinstance(url, str):
         raise TypeError(f"url must be a str, not {type(url).__name__}")
+    netloc = urllib.parse.urlsplit(url).netloc
+    url = url.replace(netloc, netloc.rpartition("@")[2])  # the errors show no password
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):

@@ -331,6 +331,28 @@ def test_the_password_of_a_proxy_is_never_shown(monkeypatch, caplog, proxy):
     assert "me:hidden@" not in "".join(traceback.format_exception_only(caught.value))
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:secret@127.0.0.1/x",
+        "https://me:secret@127.0.0.1:1/x",
+        "http://me:secret@127.0.0.1:x/x",
+        "http://me:secret@/x",
+        "file://me:secret@host/x",
+        "ftp://me:secret@host/x",
+    ],
+)
+def test_the_password_of_a_url_is_never_shown(root, url):
+    with pytest.raises((OSError, ValueError)) as caught:
+        cached_download(url)
+    assert "secret" not in "".join(traceback.format_exception_only(caught.value))
+
+
+def test_a_user_name_in_a_url_is_named_as_the_reason(root):
+    with pytest.raises(OSError, match=r"^http://127.0.0.1:1/x: .* no user names of URLs"):
+        cached_download("http://me:secret@127.0.0.1:1/x")
+
+
 def test_an_untrusted_certificate(root, tmp_path, monkeypatch):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = (
