@@ -135,9 +135,8 @@ class JaxIterator(EpochLoops):
         jax = self._jax
         if isinstance(value, np.ndarray):
             dtype = value.dtype
-            # Numbers of ml_dtypes, such as bfloat16, are of the kind V.
-            is_extended = dtype.kind == "V" and jax.numpy.issubdtype(dtype, np.number)
-            if not (dtype.kind in "biufc" or is_extended) or isinstance(value, np.ma.MaskedArray):
+            is_number = dtype.kind in "biufc" or dtype.isbuiltin == 2  # as those of ml_dtypes
+            if not is_number or isinstance(value, np.ma.MaskedArray):
                 return value
             if not dtype.isnative:
                 value = value.astype(dtype.newbyteorder("="))

@@ -103,7 +103,8 @@ class TorchIterator(EpochLoops):
                 return self._torch.from_dlpack(value)
             return value
         array, dtype = value, value.dtype
-        if dtype.kind not in "biufc" or isinstance(array, np.ma.MaskedArray):
+        is_number = dtype.kind in "biufc" or dtype.isbuiltin == 2  # as those of ml_dtypes
+        if not is_number or isinstance(array, np.ma.MaskedArray):
             return array
         if not dtype.isnative:
             array = array.astype(dtype.newbyteorder("="))
@@ -115,7 +116,7 @@ class TorchIterator(EpochLoops):
             return self._torch.from_numpy(array)
         except TypeError as error:
             raise TypeError(
-                f"torch {self._torch.__version__} has no dtype for this array of shape "
+                f"torch {self._torch.__version__} takes no array of shape "
                 f"{array.shape} and dtype {array.dtype}: let the dataset or the converter return "
                 "another dtype, for example by array.astype(numpy.float32)"
             ) from error

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.skipif(
 
 def settings() -> dict[str, str]:
     flags = "--xla_force_host_platform_device_count=2"
-    return environment(JAX_PLATFORMS="cpu", XLA_FLAGS=flags)
+    # JAX warns of every fork after its first computation.
+    warnings = "ignore:os.fork:RuntimeWarning"
+    return environment(JAX_PLATFORMS="cpu", XLA_FLAGS=flags, PYTHONWARNINGS=warnings)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -192,11 +192,12 @@ def test_a_read_only_array_is_copied_without_a_warning():
     assert numbers.tolist() == [0, 1, 2]
 
 
-def test_numbers_that_torch_lacks_are_named():
-    iterator = SerialIterator([1], 1, converter=lambda batch, device: np.zeros(2, np.longdouble))
-    with pytest.raises(
-        TypeError, match=r"no dtype for .* shape \(2,\) and dtype (longdouble|float128)"
-    ):
+@pytest.mark.parametrize("name", ["longdouble", "ml_dtypes.bfloat16"])
+def test_numbers_that_torch_lacks_are_named(name):
+    library = pytest.importorskip("ml_dtypes") if name.startswith("ml") else np
+    dtype = np.dtype(getattr(library, name.rpartition(".")[2]))
+    iterator = SerialIterator([1], 1, converter=lambda batch, device: np.zeros(2, dtype))
+    with pytest.raises(TypeError, match=rf"takes no array of shape \(2,\) and dtype {dtype}:"):
         next(as_torch(iterator))
 
 
