@@ -106,8 +106,8 @@ def mapped(path: str, dtype: Any, offset: int = 0) -> Array:
     dtype = np.dtype(dtype)
     if size % dtype.itemsize:
         raise ValueError(
-            f"{path} has {size} bytes of tokens, no whole number of {dtype.name}: pass the dtype= "
-            "that it was written with"
+            f"{path} has {size} bytes of tokens, no whole number of {dtype.name}: it is "
+            "damaged, or was written with another dtype"
         )
     if size == 0:
         return np.empty(0, dtype)

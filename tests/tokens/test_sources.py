@@ -300,7 +300,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path):
     with pytest.raises(ValueError, match="go from 0 to 900"):
         TokenDataset(pattern, 8, documents=[0, 900])
     (tmp_path / "odd.bin").write_bytes(b"abc")
-    with pytest.raises(ValueError, match="no whole number of uint16"):
+    with pytest.raises(ValueError, match="no whole number of uint16: it is damaged, or"):
         TokenDataset(str(tmp_path / "odd.bin"), 8)
     (tmp_path / "bad.npy").write_bytes(b"no array")
     with pytest.raises(ValueError, match=r"bad\.npy' is no array of integers"):
