@@ -38,13 +38,20 @@ def facts(value: Any) -> Any:
 
 
 def reads_too_far(recipe: Any, *questions: Any) -> bool:
-    """Whether Chainer's concat may give rows twice: it does, backwards in steps above 1."""
+    """Whether Chainer may give rows that are not in a slice.
+
+    Backwards, no rows may become all, and its concat in steps above 1 gives rows twice.
+    """
     steps = recipe[-1]
     cuts = [part for step in steps for part in step if isinstance(part, slice)]
     cuts += [question for question in questions if isinstance(question, slice)]
     strides = [1 if cut.step is None else cut.step for cut in cuts]
     is_concat = any(step[0] == "concat" for step in steps)
-    return is_concat and min(strides, default=1) < 0 and max(map(abs, strides)) > 1
+    if min(strides, default=1) > 0:
+        return False
+    sizes = range(1, recipe[0] + 1)
+    is_empty = any(not range(*cut.indices(size)) for cut in cuts for size in sizes)
+    return is_empty or (is_concat and max(map(abs, strides)) > 1)
 
 
 def answer(function: Any, *args: Any) -> Any:
