@@ -44,23 +44,20 @@ typedef struct {
     uint8_t *values;          /* a row of the result, or a plane's, before the table */
 } resizing;
 
-static bool side_fits(double begin, double end, uint64_t pixels, uint64_t size, uint64_t corner, uint64_t n)
+/* False if the box does not lie within the pixels, or the window within the result. */
+static bool take_side(box_side *side, double begin, double end, uint64_t pixels, uint64_t size)
 {
-    return pixels <= FI_RESIZE_MOST && size <= FI_RESIZE_MOST && begin >= 0 && begin < end && end <= (double)pixels &&
-           corner < size && n > 0 && n <= size - corner;
-}
-
-static box_side side_of(double begin, double end, uint64_t size, uint64_t corner, uint64_t n, bool mirror)
-{
-    box_side side = {.first = (uint64_t)begin, .corner = corner, .n = n, .mirror = mirror};
-
-    side.count = (uint64_t)ceil(end) - side.first;
-    side.begin = begin - (double)side.first;
-    side.scale = (end - begin) / (double)size;
-    side.support = side.scale > 1 ? side.scale : 1;
-    side.axis.n = fi_align_up(n, FI_RESIZE_STEP);
-    side.most = fi_align_up(fi_min_u64((uint64_t)ceil(2 * side.support) + 1, side.count), 2);
-    return side;
+    if (pixels > FI_RESIZE_MOST || size > FI_RESIZE_MOST || !(begin >= 0 && begin < end && end <= (double)pixels) ||
+        side->corner >= size || side->n == 0 || side->n > size - side->corner)
+        return false;
+    side->first = (uint64_t)begin;
+    side->count = (uint64_t)ceil(end) - side->first;
+    side->begin = begin - (double)side->first;
+    side->scale = (end - begin) / (double)size;
+    side->support = side->scale > 1 ? side->scale : 1;
+    side->axis.n = fi_align_up(side->n, FI_RESIZE_STEP);
+    side->most = fi_align_up(fi_min_u64((uint64_t)ceil(2 * side->support) + 1, side->count), 2);
+    return true;
 }
 
 /* The neighbours of a result, and what each counts, without those at the ends that count nothing. Returns the sum. */
@@ -217,20 +214,63 @@ static void resize(resizing *work)
     }
 }
 
+/* The loops in plain C: what other processors run, and what defines the result. */
+static void across(const fi_resize_axis *axis, const uint8_t *const *rows, int16_t *out, uint64_t stride,
+                   uint64_t plane)
+{
+    const uint64_t next = plane == 0 ? 3 : 1, channel = plane == 0 ? 1 : plane;
+
+    for (int k = 0; k < FI_RESIZE_ROWS; k++, out += stride) {
+        for (uint64_t x = 0; x < axis->n; x++) {
+            const uint8_t *const source = rows[k] + 3 * (uint64_t)axis->firsts[x];
+            const int16_t *const weights = axis->weights + x * axis->taps;
+            int32_t sums[3] = {1 << (axis->shift - 1), 1 << (axis->shift - 1), 1 << (axis->shift - 1)};
+            for (uint32_t t = 0; t < axis->counts[x]; t++) {
+                for (int c = 0; c < 3; c++)
+                    sums[c] += weights[t] * source[3 * t + c];
+            }
+            for (int c = 0; c < 3; c++)
+                out[x * next + c * channel] = (int16_t)(sums[c] >> axis->shift);
+        }
+    }
+}
+
+static void down(const int16_t *const *rows, uint64_t from, const int16_t *weights, uint32_t pairs, unsigned shift,
+                 uint64_t n, uint8_t *out)
+{
+    enum { BLOCK = 64 };
+
+    for (uint64_t begin = 0; begin < n; begin += BLOCK) {
+        const uint64_t width = fi_min_u64(n - begin, BLOCK);
+        int32_t sums[BLOCK];
+        for (uint64_t v = 0; v < width; v++)
+            sums[v] = 1 << (shift - 1);
+        for (uint32_t p = 0; p < pairs; p++) {
+            const int16_t *const upper = rows[2 * p] + from + begin, *const lower = rows[2 * p + 1] + from + begin;
+            const int16_t first = weights[2 * p], second = weights[2 * p + 1];
+            for (uint64_t v = 0; v < width; v++)
+                sums[v] += first * upper[v] + second * lower[v];
+        }
+        for (uint64_t v = 0; v < width; v++)
+            out[begin + v] = (uint8_t)(sums[v] >> shift);
+    }
+}
+
+static const fi_resize_loops generic = {across, down};
+
 int fi_resize(const fi_resize_task *task, int isa)
 {
-    const uint64_t *const size = task->size, *const corner = task->corner, *const window = task->window;
-    resizing work = {.task = task, .loops = &fi_resize_generic};
+    resizing work = {.task = task, .loops = &generic,
+                     .columns = {.corner = task->corner[1], .n = task->window[1], .mirror = task->mirror},
+                     .rows = {.corner = task->corner[0], .n = task->window[0]}};
 
-    if (!fi_has_isa(isa) || !side_fits(task->left, task->right, task->width, size[1], corner[1], window[1]) ||
-        !side_fits(task->top, task->bottom, task->height, size[0], corner[0], window[0]))
+    if (!fi_has_isa(isa) || !take_side(&work.columns, task->left, task->right, task->width, task->size[1]) ||
+        !take_side(&work.rows, task->top, task->bottom, task->height, task->size[0]))
         return FI_E_RANGE;
 #ifdef __x86_64__
     if (isa >= FI_ISA_AVX2)
         work.loops = &fi_resize_avx2;
 #endif
-    work.columns = side_of(task->left, task->right, size[1], corner[1], window[1], task->mirror);
-    work.rows = side_of(task->top, task->bottom, size[0], corner[0], window[0], false);
     lay_out(&work);
     work.block = calloc(1, work.used); /* weights that are not needed are 0, as what lies behind copies of rows */
     if (work.block == NULL)

@@ -35,7 +35,6 @@ typedef struct {
                  uint64_t n, uint8_t *out);
 } fi_resize_loops;
 
-extern const fi_resize_loops fi_resize_generic;
 #ifdef __x86_64__
 extern const fi_resize_loops fi_resize_avx2;
 #endif

@@ -8,7 +8,6 @@ from fastiter._clib.csrc_ring cimport *
 
 
 cdef extern from "base/fi_isa.h" nogil:
-    bint fi_has_isa(int isa)
     int fi_isa()
 
 
