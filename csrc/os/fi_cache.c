@@ -10,8 +10,6 @@
 #include "base/fi_checksum.h"
 #include "os/fi_platform.h"
 
-#define PLACE ((uint64_t)1 << 63)
-#define CLAIM ((uint64_t)1 << 62)
 #define PLACE_BITS (((uint64_t)1 << 40) - 1)
 #define LOOK_BYTES ((uint64_t)16 << 20) /* of new entries, before free memory is looked at */
 #define RETRY_NS 1000000000
@@ -23,56 +21,9 @@ uint64_t fi_cache_start(uint64_t length)
     return ((FI_CACHE_INDEX + 2 * length) * 8 + 4095) / 4096 * 4096;
 }
 
-/* Acquire, with the release of fi_cache_swap and fi_cache_put: who sees a place sees its stamp. */
-uint64_t fi_cache_load(const fi_cache *cache, uint64_t word)
-{
-    return atomic_load_explicit(cache->words + word, memory_order_acquire);
-}
-
-void fi_cache_put(fi_cache *cache, uint64_t word, uint64_t value)
-{
-    atomic_store_explicit(cache->words + word, value, memory_order_release);
-}
-
-void fi_cache_add(fi_cache *cache, uint64_t word, uint64_t value)
-{
-    atomic_fetch_add_explicit(cache->words + word, value, memory_order_relaxed); /* a counter */
-}
-
-bool fi_cache_swap(fi_cache *cache, uint64_t word, uint64_t from, uint64_t to)
-{
-    return atomic_compare_exchange_strong_explicit(cache->words + word, &from, to,
-                                                   memory_order_acq_rel, memory_order_acquire);
-}
-
-uint64_t fi_cache_row(uint64_t row)
-{
-    return FI_CACHE_INDEX + 2 * row;
-}
-
-bool fi_cache_is_place(uint64_t word)
-{
-    return (word & PLACE) != 0;
-}
-
 static uint64_t offset_of(uint64_t place)
 {
     return (place & PLACE_BITS) * FI_CACHE_HEAD;
-}
-
-uint64_t fi_cache_claim_of(uint64_t token, uint64_t key, uint64_t number)
-{
-    return CLAIM | (number & 4095) << 50 | (key & FI_CACHE_KEY_MASK) << 10 | token;
-}
-
-uint64_t fi_cache_token(uint64_t claim)
-{
-    return claim & (FI_CACHE_TOKENS - 1);
-}
-
-uint64_t fi_cache_key(uint64_t claim)
-{
-    return claim >> 10 & FI_CACHE_KEY_MASK;
 }
 
 bool fi_cache_has_room(fi_cache *cache)
@@ -125,34 +76,26 @@ static int reserve(fi_cache *cache, uint64_t bytes, uint64_t *offset)
     return FI_CACHE_FOUND;
 }
 
-static bool write_all(int fd, const char *from, uint64_t bytes, uint64_t offset)
+/* Writes bytes into the file, or reads them from it. */
+static bool move_all(int fd, char *bytes, uint64_t size, uint64_t offset, bool writes)
 {
-    while (bytes > 0) {
-        ssize_t done = pwrite(fd, from, bytes, (off_t)offset);
-        if (done <= 0 && errno != EINTR)
+    while (size > 0) {
+        ssize_t done = writes ? pwrite(fd, bytes, size, (off_t)offset)
+                              : pread(fd, bytes, size, (off_t)offset);
+        if (done == 0 || (done < 0 && errno != EINTR))
             return false;
         if (done > 0) {
-            from += done;
-            bytes -= (uint64_t)done;
+            bytes += done;
+            size -= (uint64_t)done;
             offset += (uint64_t)done;
         }
     }
     return true;
 }
 
-static bool read_all(int fd, char *into, uint64_t bytes, uint64_t offset)
+bool fi_cache_copy(const fi_cache *cache, uint64_t offset, void *into, uint64_t bytes)
 {
-    while (bytes > 0) {
-        ssize_t done = pread(fd, into, bytes, (off_t)offset);
-        if (done == 0 || (done < 0 && errno != EINTR))
-            return false;
-        if (done > 0) {
-            into += done;
-            bytes -= (uint64_t)done;
-            offset += (uint64_t)done;
-        }
-    }
-    return true;
+    return move_all(cache->fd, into, bytes, offset, false);
 }
 
 static void raise_to(fi_cache *cache, uint64_t word, uint64_t value)
@@ -197,13 +140,14 @@ int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry
     entry->offset = offset;
     if (cache->has_sums)
         entry->sum = sum_of(entry, entry + 1);
-    bool is_written = write_all(cache->fd, (char *)entry, begun, offset);
+    bool is_written = move_all(cache->fd, (char *)entry, begun, offset, true);
     for (int i = 0; is_written && i < n; i++)
-        is_written = write_all(cache->fd, parts[i].bytes, parts[i].size, offset + parts[i].offset);
+        is_written = move_all(cache->fd, (char *)(uintptr_t)parts[i].bytes, parts[i].size,
+                              offset + parts[i].offset, true);
     if (is_written) {
         /* Any storer of this opening writes the same stamp. */
         fi_cache_put(cache, word + 1, fi_cache_load(cache, FI_CACHE_STAMP));
-        if (fi_cache_swap(cache, word, claim, PLACE | offset / FI_CACHE_HEAD)) {
+        if (fi_cache_swap(cache, word, claim, FI_CACHE_PLACE | offset / FI_CACHE_HEAD)) {
             fi_cache_add(cache, FI_CACHE_COMMITTED, bytes);
             raise_to(cache, FI_CACHE_LARGEST, bytes);
             raise_to(cache, FI_CACHE_WRITTEN, offset + FI_CACHE_HEAD + entry->size);
@@ -231,7 +175,7 @@ int fi_cache_head(const fi_cache *cache, uint64_t row, uint64_t word, fi_cache_e
     uint64_t offset = offset_of(word);
     struct stat status;
     if (offset < fi_cache_start(cache->length) ||
-        !read_all(cache->fd, (char *)head, sizeof *head, offset) || head->row != row ||
+        !fi_cache_copy(cache, offset, head, sizeof *head) || head->row != row ||
         head->offset != offset || head->fields > head->size || fstat(cache->fd, &status) != 0 ||
         (uint64_t)status.st_size < offset || /* it was cut meanwhile */
         head->size > (uint64_t)status.st_size - offset)
@@ -260,7 +204,7 @@ int fi_cache_read(fi_cache *cache, uint64_t word, const fi_cache_entry *head, vo
 {
     uint64_t stamp = fi_cache_load(cache, FI_CACHE_STAMP);
     bool is_checked = fi_cache_is_checked(cache, head->row, word);
-    bool is_whole = read_all(cache->fd, content, head->size, head->offset + FI_CACHE_HEAD);
+    bool is_whole = fi_cache_copy(cache, head->offset + FI_CACHE_HEAD, content, head->size);
     if (is_whole && !is_checked) {
         is_whole = head->sum == sum_of(head, content);
         if (is_whole)
@@ -286,11 +230,6 @@ void fi_cache_drop(fi_cache *cache, uint64_t row, uint64_t word)
     fi_cache_add(cache, FI_CACHE_DAMAGED, 1);
     if (has_head) /* its space holds no row any more */
         fi_cache_add(cache, FI_CACHE_COMMITTED, -bytes_of(&head));
-}
-
-bool fi_cache_copy(const fi_cache *cache, uint64_t offset, void *into, uint64_t bytes)
-{
-    return read_all(cache->fd, into, bytes, offset);
 }
 
 void fi_cache_unmap(fi_cache *cache)
@@ -346,14 +285,14 @@ bool fi_cache_peek(fi_cache *cache, uint64_t row, uint64_t *word, fi_cache_entry
     const char *view = fi_cache_view(cache, offset, FI_CACHE_HEAD);
     if (view != NULL)
         *head = *(const fi_cache_entry *)view;
-    else if (!read_all(cache->fd, (char *)head, sizeof *head, offset))
+    else if (!fi_cache_copy(cache, offset, head, sizeof *head))
         return false;
     if (head->signature == 0 || head->row != row || head->offset != offset ||
         head->fields > FI_CACHE_PEEK - FI_CACHE_HEAD)
         return false;
     view = fi_cache_view(cache, offset + FI_CACHE_HEAD, head->fields);
     if (view == NULL)
-        return read_all(cache->fd, (char *)(head + 1), head->fields, offset + FI_CACHE_HEAD);
+        return fi_cache_copy(cache, offset + FI_CACHE_HEAD, head + 1, head->fields);
     memcpy(head + 1, view, head->fields);
     return true;
 }

@@ -11,6 +11,8 @@
 
 #include "base/fi_base.h"
 
+#define FI_CACHE_PLACE ((uint64_t)1 << 63)
+#define FI_CACHE_CLAIM ((uint64_t)1 << 62)
 #define FI_CACHE_TOKENS 1024u
 #define FI_CACHE_KEY_MASK (((uint64_t)1 << 40) - 1) /* bits of a key */
 #define FI_CACHE_HEAD 64u /* bytes before the content of an entry, and the unit of places */
@@ -77,17 +79,54 @@ typedef struct fi_cache_part {
 /* Bytes before the entries. */
 uint64_t fi_cache_start(uint64_t length);
 
-uint64_t fi_cache_load(const fi_cache *cache, uint64_t word);
-void fi_cache_put(fi_cache *cache, uint64_t word, uint64_t value);
-void fi_cache_add(fi_cache *cache, uint64_t word, uint64_t value);
-bool fi_cache_swap(fi_cache *cache, uint64_t word, uint64_t from, uint64_t to);
+/* Acquire, with the release of fi_cache_swap and fi_cache_put: who sees a place sees its stamp. */
+static inline uint64_t fi_cache_load(const fi_cache *cache, uint64_t word)
+{
+    return atomic_load_explicit(cache->words + word, memory_order_acquire);
+}
 
-uint64_t fi_cache_row(uint64_t row); /* number of a row's word */
-bool fi_cache_is_place(uint64_t word);
+static inline void fi_cache_put(fi_cache *cache, uint64_t word, uint64_t value)
+{
+    atomic_store_explicit(cache->words + word, value, memory_order_release);
+}
+
+static inline void fi_cache_add(fi_cache *cache, uint64_t word, uint64_t value)
+{
+    atomic_fetch_add_explicit(cache->words + word, value, memory_order_relaxed); /* a counter */
+}
+
+static inline bool fi_cache_swap(fi_cache *cache, uint64_t word, uint64_t from, uint64_t to)
+{
+    return atomic_compare_exchange_strong_explicit(cache->words + word, &from, to,
+                                                   memory_order_acq_rel, memory_order_acquire);
+}
+
+/* Number of a row's word. */
+static inline uint64_t fi_cache_row(uint64_t row)
+{
+    return FI_CACHE_INDEX + 2 * row;
+}
+
+static inline bool fi_cache_is_place(uint64_t word)
+{
+    return (word & FI_CACHE_PLACE) != 0;
+}
+
 /* `number` tells the claims of one process from each other. */
-uint64_t fi_cache_claim_of(uint64_t token, uint64_t key, uint64_t number);
-uint64_t fi_cache_token(uint64_t claim);
-uint64_t fi_cache_key(uint64_t claim);
+static inline uint64_t fi_cache_claim_of(uint64_t token, uint64_t key, uint64_t number)
+{
+    return FI_CACHE_CLAIM | (number & 4095) << 50 | (key & FI_CACHE_KEY_MASK) << 10 | token;
+}
+
+static inline uint64_t fi_cache_token(uint64_t claim)
+{
+    return claim & (FI_CACHE_TOKENS - 1);
+}
+
+static inline uint64_t fi_cache_key(uint64_t claim)
+{
+    return claim >> 10 & FI_CACHE_KEY_MASK;
+}
 
 /* Whether to try to store now. */
 bool fi_cache_has_room(fi_cache *cache);

@@ -65,9 +65,7 @@ cdef extern from "os/fi_cache.h" nogil:
         FI_CACHE_KEYS
         FI_CACHE_INDEX
         FI_CACHE_FOUND
-        FI_CACHE_NONE
         FI_CACHE_BAD
-        FI_CACHE_REFUSED
     ctypedef uint64_t atomic_word "_Atomic uint64_t"
     ctypedef struct fi_cache_entry:
         uint64_t row, offset, size, signature, fields
