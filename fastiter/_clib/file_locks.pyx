@@ -97,9 +97,19 @@ cdef class FileLocks:
         return Hold(self)
 
     def alone(self, uint64_t number, report=None, double seconds=10.0):
-        """A context manager that waits for one lock, alone. `report` is called with the number, and
-        the seconds waited, every `seconds`; it may raise."""
-        return Alone(self, number, report, seconds)
+        """Waits for one lock, alone, and returns the `Hold` that has it. `report` is called with the
+        number, and the seconds waited, every `seconds`; it may raise."""
+        cdef int64_t began = fi_now_ns(), said = began, now
+        hold = Hold(self)
+        while not hold.take(number, True):
+            with nogil:
+                usleep(POLL_US)
+            PyErr_CheckSignals()
+            now = fi_now_ns()
+            if report is not None and now - said >= seconds * 1e9:
+                said = now
+                report(number, (now - began) / 1e9)
+        return hold
 
     def holders(self, uint64_t number):
         """Process ids of those that have a lock, by what the kernel shows of them; empty where it
@@ -237,30 +247,3 @@ cdef class Hold:
         self.numbers[self.count] = number
         self.count += 1
         return 0
-
-
-cdef class Alone:
-    """The context manager that `FileLocks.alone` returns."""
-
-    cdef Hold hold
-    cdef uint64_t number
-    cdef object report
-    cdef double seconds
-
-    def __cinit__(self, FileLocks locks, uint64_t number, report, double seconds):
-        self.hold = Hold(locks)
-        self.number, self.report, self.seconds = number, report, seconds
-
-    def __enter__(self):
-        cdef int64_t began = fi_now_ns(), said = began, now
-        while not self.hold.take(self.number, True):
-            with nogil:
-                usleep(POLL_US)
-            PyErr_CheckSignals()
-            now = fi_now_ns()
-            if self.report is not None and now - said >= self.seconds * 1e9:
-                said = now
-                self.report(self.number, (now - began) / 1e9)
-
-    def __exit__(self, *exception):
-        self.hold.close()

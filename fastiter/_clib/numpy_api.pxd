@@ -14,7 +14,6 @@ cdef extern from "numpy/arrayobject.h":
     int set_base "PyArray_SetBaseObject"(cnp.PyArrayObject *array, PyObject *base) except -1
     object scalar_of "PyArray_Scalar"(void *data, cnp.PyArray_Descr *descr, PyObject *base)
     void scalar_into "PyArray_ScalarAsCtype"(PyObject *scalar, void *place)
-    int copy_into "PyArray_CopyInto"(cnp.PyArrayObject *to, cnp.PyArrayObject *source) except -1
     object new_empty "PyArray_Empty"(
         int ndim, const cnp.npy_intp *dims, cnp.PyArray_Descr *descr, int fortran)
     bint equivalent "PyArray_EquivTypes"(cnp.PyArray_Descr *a, cnp.PyArray_Descr *b)
