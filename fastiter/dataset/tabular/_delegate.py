@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from fastiter._fetch.dataset_access import Columns, columns_of
-from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._base import TabularDataset, View
 
 __all__ = ["DelegateDataset"]
 
 
-class DelegateDataset(TabularDataset):
+class DelegateDataset(View):
     """Has the columns of ``dataset``, which a subclass makes in its constructor.
 
     `convert` is that of `TabularDataset`, not that of ``dataset``, a `TabularDataset`.
@@ -31,24 +28,15 @@ class DelegateDataset(TabularDataset):
     True
     """
 
+    _is_view_of_dataset = False
+    convert = TabularDataset.convert
+
     def __init__(self, dataset: TabularDataset) -> None:
         self.dataset = dataset
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     @property
-    def keys(self) -> tuple[str, ...]:
-        return self.dataset.keys
-
-    @property
-    def mode(self) -> Mode:
-        return self.dataset.mode
-
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
-        return self.dataset.get_examples(indices, key_indices)
+    def _dataset(self) -> TabularDataset:  # type: ignore[override]
+        return self.dataset
 
     def __fastiter_columns__(self) -> Columns | None:
         columns = columns_of(self.dataset)
