@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastiter._engine.executor import WrappingExecutor
@@ -69,4 +70,4 @@ class Choosing(WrappingExecutor):
         trial = self._trial
         if trial is None:
             return found
-        return found._replace(changes=tuple(trial.changes), gathered_here=trial.n_batches)
+        return replace(found, changes=tuple(trial.changes), gathered_here=trial.n_batches)

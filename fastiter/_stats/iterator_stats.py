@@ -137,7 +137,7 @@ class IteratorStats(IteratorCounts):
             cpu_seconds=cpu,
             cpus=usable_cpus(),
             **facts,
-            **loader._asdict(),
+            **vars(loader),
         )
 
     def followed_by(self, later: IteratorStats) -> IteratorStats:

@@ -108,7 +108,34 @@ class NodeStats(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class IteratorCounts:
+class LoaderStats:
+    """The workers' part of the `IteratorStats` of an iterator."""
+
+    workers_are: WorkerKind = "none"
+    n_workers: int = 0
+    n_prefetch: int = 0
+    bytes_written: int = 0
+    ready: int = 0
+    slots: int = 0
+    calls: int = 0
+    ready_sum: int = 0
+    spills: int = 0
+    copied_out: int = 0
+    retired: int = 0
+    deaths: int = 0
+    replacements: int = 0
+    timeouts: int = 0
+    abandoned: int = 0
+    hedged: int = 0
+    won: int = 0
+    changes: tuple[str, ...] = ()
+    workers: tuple[WorkerStats, ...] = ()
+    gathered_here: int = 0
+    nodes: tuple[NodeStats, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IteratorCounts(LoaderStats):
     """Counters of an iterator, and shares that follow from them; `IteratorStats` explains them."""
 
     iterator: str
@@ -116,37 +143,16 @@ class IteratorCounts:
     examples: int
     errors: int
     skipped: int
-    bytes_written: int
     start_seconds: float
     next_seconds: float
     wait_seconds: float
     consumer_seconds: float
     cpu_seconds: float
-    workers_are: WorkerKind
     batch_size: int | None
-    n_workers: int
-    n_prefetch: int
     has_converter: bool
     cpus: float
-    ready: int
-    slots: int
-    calls: int
-    ready_sum: int
-    spills: int
-    copied_out: int
-    deaths: int
-    replacements: int
-    changes: tuple[str, ...]
-    workers: tuple[WorkerStats, ...]
-    retired: int = 0
-    timeouts: int = 0
-    abandoned: int = 0
     tokens_read: int = 0
     row_groups_decoded: int = 0
-    hedged: int = 0
-    won: int = 0
-    gathered_here: int = 0
-    nodes: tuple[NodeStats, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -208,32 +214,6 @@ def _counters(earlier: _Counted, later: _Counted) -> Iterator[tuple[str, Any, An
 
 def _share(part: float, whole: float, most: float = 1.0) -> float:
     return min(part / whole, most) if whole > 0 else 0.0
-
-
-class LoaderStats(NamedTuple):
-    """The workers' part of the `IteratorStats` of an iterator."""
-
-    workers_are: WorkerKind = "none"
-    n_workers: int = 0
-    n_prefetch: int = 0
-    bytes_written: int = 0
-    ready: int = 0
-    slots: int = 0
-    calls: int = 0
-    ready_sum: int = 0
-    spills: int = 0
-    copied_out: int = 0
-    retired: int = 0
-    deaths: int = 0
-    replacements: int = 0
-    timeouts: int = 0
-    abandoned: int = 0
-    hedged: int = 0
-    won: int = 0
-    changes: tuple[str, ...] = ()
-    workers: tuple[WorkerStats, ...] = ()
-    gathered_here: int = 0
-    nodes: tuple[NodeStats, ...] = ()
 
 
 _Spent = Literal["busy_ns", "fetch_ns", "write_ns", "finish_ns", "cpu_ns", "delay_ns"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -269,7 +270,7 @@ class IteratorProperties(Iterator):
         _, inside, _, between, _ = self._timer.read()
         loader = self._executor.stats(inside + between)
         if self._tuner is not None:
-            loader = loader._replace(changes=(*self._tuner.changes, *loader.changes))
+            loader = replace(loader, changes=(*self._tuner.changes, *loader.changes))
         return IteratorStats.of(
             self._timer,
             loader,

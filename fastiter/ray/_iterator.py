@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import ray
@@ -40,7 +41,7 @@ class ClusterPool(Pool):
     def statistics(self, seconds: float) -> LoaderStats:
         nodes = self.job.facts.get().get("nodes", {})
         found = tuple(NodeStats(name, **facts) for name, facts in nodes.items())
-        return super().statistics(seconds)._replace(nodes=found)
+        return replace(super().statistics(seconds), nodes=found)
 
     def is_steady(self) -> bool:
         nodes = self.job.facts.get().get("nodes", {}).values()

@@ -47,7 +47,7 @@ class Iteration:
         _, inside, _, between, _ = self.timer.read()
         executor = self.executor
         loader = LoaderStats() if executor is None else executor.stats(inside + between)
-        loader = loader._replace(changes=(*self.changes, *loader.changes))
+        loader = dataclasses.replace(loader, changes=(*self.changes, *loader.changes))
         return IteratorStats.of(self.timer, loader, **facts)
 
 

@@ -191,11 +191,23 @@ class Figures:
         worker = fastiter.WorkerStats(
             0, 1, 100, 0, 0, seconds, busy, busy, 0.0, 0.0, busy * self.uses_cpu, 0.0
         )
+        waiting = seconds - 100 * self.loop
+        none = ("errors", "skipped", "start_seconds", "cpu_seconds")
         one = fastiter.IteratorStats(
-            "MultiprocessIterator", 100, 100, 0, 0, 0, 0.0, seconds - 100 * self.loop,
-            seconds - 100 * self.loop, 100 * self.loop, 0.0, "processes", 1, self.workers,
-            self.prefetch, True, self.cpus, 0, 10, 100, 0, 0, 0, 0, 0, (), (),
-        )  # fmt: skip
+            iterator="MultiprocessIterator",
+            **dict.fromkeys(("batches", "examples", "calls"), 100),
+            **dict.fromkeys(none, 0),
+            next_seconds=waiting,
+            wait_seconds=waiting,
+            consumer_seconds=100 * self.loop,
+            workers_are="processes",
+            batch_size=1,
+            n_workers=self.workers,
+            n_prefetch=self.prefetch,
+            has_converter=True,
+            cpus=self.cpus,
+            slots=10,
+        )
         return one, worker
 
 
