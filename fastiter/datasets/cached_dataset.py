@@ -194,11 +194,11 @@ class CachedDataset(Closing, DatasetMixin):
         except Exception:
             return  # another row has to tell
         try:
-            are_same = _are_same(example, fetched)
+            is_right = are_same(example, fetched)
         except RecursionError:
             return  # an object in itself
         self._is_unproven = False
-        if not are_same:
+        if not is_right:
             self._error = (
                 f"row {row} of the cache {self.path} differs from what the dataset returns now: "
                 "pass key= (whatever decides what an example is), or delete the file"
@@ -411,15 +411,16 @@ def _checked_size(name: str, value: Any) -> float:
     return float(match[1]) / 100
 
 
-def _are_same(stored: Any, fetched: Any) -> bool:
-    """Whether two values are equal in type and content. What is stored has been pickled once."""
+def are_same(stored: Any, fetched: Any) -> bool:
+    """Whether two values are equal in type and content, NaN included. What is stored has been
+    pickled once."""
     if type(stored) is not type(fetched):
         return False
     if isinstance(stored, (tuple, list)):
-        return len(stored) == len(fetched) and all(map(_are_same, stored, fetched))
+        return len(stored) == len(fetched) and all(map(are_same, stored, fetched))
     if isinstance(stored, dict):
         return list(stored) == list(fetched) and all(
-            map(_are_same, stored.values(), fetched.values())
+            map(are_same, stored.values(), fetched.values())
         )
     tensor = loaded("torch", "Tensor")
     if isinstance(stored, tensor):
@@ -433,10 +434,14 @@ def _are_same(stored: Any, fetched: Any) -> bool:
         again = unpack(memoryview(packed_bytes(fetched)))
         if packed_bytes(stored) == packed_bytes(again):
             return True
-    try:  # a set has its items in the order of the process that made it
+    try:  # a set has its items in the order of the process that made it, an array those of memory
+        if isinstance(stored, np.ndarray):
+            has_nan = stored.dtype.kind in "fc"
+            are_equal = np.array_equal(stored, fetched, equal_nan=has_nan)
+            return bool(are_equal and stored.dtype == fetched.dtype)
         if stored == fetched if tensor is not type(stored) else stored.equal(fetched):
             return True
     except Exception:
         pass
     # Of a class whose objects differ by identity, or whose attributes cannot be compared by `==`.
-    return bool(getattr(stored, "__dict__", None)) and _are_same(vars(stored), vars(fetched))
+    return bool(getattr(stored, "__dict__", None)) and are_same(vars(stored), vars(fetched))

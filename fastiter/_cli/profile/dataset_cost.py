@@ -20,6 +20,7 @@ from fastiter._order.plan import Plan
 from fastiter._threads.pool import thread_times
 from fastiter._util.failures import summary_of
 from fastiter._util.units import nbytes_of
+from fastiter.datasets.cached_dataset import are_same
 from fastiter.iterators.samplers._orders import joined
 
 _GROUP_SECONDS = 100e-6  # examples that take less are timed in groups
@@ -165,7 +166,7 @@ def measure(
         cpu=cpu,
         gain=gain,
         trouble=trouble,
-        is_repeatable=are_equal(example, again),
+        is_repeatable=are_same(example, again),
         by_columns=plain_columns(dataset) is not None,
         by_many=by_many,
     )
@@ -248,34 +249,6 @@ def layout_of(example: Any) -> str:
     if isinstance(example, dict):
         return f"{{{', '.join(f'{key!r}: {layout_of(value)}' for key, value in example.items())}}}"
     return type(example).__name__
-
-
-def are_equal(one: Any, other: Any) -> bool:
-    """Whether two examples, or batches, are the same: types, shapes and values, NaN included."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray):
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return False
-        return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(are_equal, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
-    try:
-        if hasattr(one, "numpy"):
-            return are_equal(_array_of(one), _array_of(other))
-        return bool(one == other or (one != one and other != other))
-    except Exception:  # of a type that cannot be compared
-        return False
-
-
-def _array_of(tensor: Any) -> Any:
-    """A tensor as an array; one of a dtype that NumPy lacks, such as bfloat16, as doubles."""
-    try:
-        return tensor.numpy()
-    except (TypeError, RuntimeError):
-        return tensor.detach().double().numpy()
 
 
 def copy_rate(nbytes: int = 64 << 20) -> float:

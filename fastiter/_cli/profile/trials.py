@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 import fastiter
-from fastiter._cli.profile import dataset_cost
 from fastiter._cli.profile.loading import RAISED
 from fastiter._stats.trace import Trace
 from fastiter._util.failures import summary_of
+from fastiter.datasets.cached_dataset import are_same
 from fastiter.interop._wrapped import map_leaves
 
 Kind = Literal["serial", "threads", "processes", "torch", "fastiter"]  # the last two: DataLoader
@@ -97,7 +97,7 @@ class Subject(NamedTuple):
             with self.iterator(trials.settings) as iterator:
                 batch = next(iterator)
                 first = time.perf_counter() - begin
-                if self.expected is not None and not dataset_cost.are_equal(batch, self.expected):
+                if self.expected is not None and not are_same(batch, self.expected):
                     trials.error = "its first batch differs from the dataset's own results"
                     return
                 if window:
