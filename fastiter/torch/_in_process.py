@@ -181,7 +181,7 @@ class InProcessIterator(LoaderIterator):
             n_keys = self._sampler_iter.first[1]
             examples = map(next, itertools.repeat(self._batches.fetcher.dataset_iter, n_keys))
             collections.deque(examples, maxlen=0)
-        n_yielded = 0 if resume is None else resume.n_yielded
+        n_yielded = self._first_yielded if resume is None else resume.n_yielded
         progress = Delivered(n_yielded, (), (True,), {}, self._skips)
         self._planner.begin(self._sampler_iter, self._planned(resume), progress, False)
         self._fetch_again(resume)

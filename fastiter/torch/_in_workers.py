@@ -198,7 +198,7 @@ class WorkersIterator(LoaderIterator):
             {"worker_id": number, "fetcher_state": None, "dataset_state": None}
             for number in range(n_workers)
         )
-        n_yielded = 0 if resume is None else resume.n_yielded
+        n_yielded = self._first_yielded if resume is None else resume.n_yielded
         progress = Delivered(n_yielded, states, (True,) * n_workers, {}, self._skips)
         plans.begin(self._sampler_iter, self._planned(resume), progress, self._asks_first)
         self._takes_snapshots = self._sampler_iter.is_stateful

@@ -170,7 +170,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if self._owner is not None:
             is_seeded = self._seeds_examples
             return EpochKeys(self._index_sampler, self._auto_collation, is_seeded, rows)
-        return SamplerKeys(self._index_sampler, iterator, self._generators, main, rows)
+        moved = 0 if main is not None or self._is_iterable else self._first_yielded
+        return SamplerKeys(self._index_sampler, iterator, self._generators, main, rows, moved)
 
     def _set_seeds(self) -> None:
         """Tell the plans the seeds of the epoch's examples."""
@@ -191,7 +192,9 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
 
     @_num_yielded.setter
     def _num_yielded(self, value: int) -> None:
-        """Set by torch's class where an epoch begins, as `Plans.begin` does."""
+        """Set by torch's class where an epoch begins, to 0. A library may have changed that class:
+        SpeechBrain's draws batches from `_sampler_iter` first, and sets their number."""
+        self._first_yielded = value
 
     @property
     def _finished(self) -> bool:

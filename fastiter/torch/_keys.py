@@ -283,6 +283,8 @@ class SamplerKeys:
         before are left out.
     rows : EpochRows, optional
         Source of the indices from which the epoch is known.
+    moved : int
+        Number of items that others have drawn from the iterator.
     """
 
     _drops = False
@@ -296,6 +298,7 @@ class SamplerKeys:
         generators: list[torch.Generator],
         main: dict[str, Any] | None = None,
         rows: EpochRows | None = None,
+        moved: int = 0,
     ) -> None:
         self._batches, self._generators, self.rows = sampler, generators, rows
         self._former = [generator.get_state() for generator in generators]
@@ -309,13 +312,18 @@ class SamplerKeys:
         #: entries of a state that say what a change has left of the epoch
         self._changes = {name: main[name] for name in _CHANGES if name in main} if main else {}
         drawn = _changed(self._sampler, **self._changes)
+        self.first = self._end = self._cut_since = 0, 0
         self._source: Any
-        if self._cuts and _has_order(drawn):
+        if moved:
+            self.first = moved, moved * (self._batch_size() or 1)
+            keys = itertools.chain.from_iterable(iterator) if self._cuts else iterator
+            self._source = IteratedKeys(drawn, keys)
+            self._source.begin(self.first[1])
+        elif self._cuts and _has_order(drawn):
             self._source = OrderKeys(drawn)
         else:
             is_given = drawn is self._sampler and self._changes.get("_opens_first", not self._cuts)
             self._source = IteratedKeys(drawn, iterator if is_given else None)
-        self.first = self._end = self._cut_since = 0, 0
         self._left: list[tuple[int, int, int]] = []
         if main is not None:
             self.first = main["_sampler_iter_yielded"], main["_keys_yielded"]

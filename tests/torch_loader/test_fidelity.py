@@ -146,6 +146,63 @@ def test_iterators_that_a_subclass_wraps(loader_class: Any, workers: Any) -> Non
         assert [x.tolist() for x in resumed] == [[1, 2, 3], [4, 5, 6]]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 2},
+        {"batch_size": 2, "shuffle": True},
+        {"batch_size": 2, "shuffle": True, "drop_last": True},
+        {"batch_size": None, "shuffle": True},
+        {"batch_sampler": [[3, 1], [2], [10, 0, 4], [5]]},
+    ],
+    ids=["in order", "shuffled", "drops", "no batches", "own batches"],
+)
+def test_iterators_that_a_library_has_moved_on(
+    options: dict[str, Any], workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SpeechBrain does after a checkpoint."""
+    base = torch_data.dataloader._BaseDataLoaderIter
+    construct, reset = base.__init__, base._reset
+
+    def moves(self: Any, loader: Any) -> None:
+        construct(self, loader)
+        for self._num_yielded in (1, 2):
+            next(self._sampler_iter)
+
+    def keeps_place(self: Any, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            reset(self, loader, first_iter)
+
+    def as_list(batch: Any) -> Any:
+        return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+    found, states = [], []
+    for loader_class in LOADERS.values():
+        loader = loader_class(Dataset(same, 11), **options, **workers)
+        torch.manual_seed(4)
+        whole = [as_list(batch) for batch in loader]
+        monkeypatch.setattr(base, "__init__", moves)
+        monkeypatch.setattr(base, "_reset", keeps_place)
+        loader = loader_class(Dataset(same, 11), **options, **workers)
+        torch.manual_seed(4)
+        seen: list[Any] = []
+        for _ in range(2):
+            iterator = iter(loader)
+            for batch in iterator:
+                seen.append((as_list(batch), iterator._num_yielded))
+                if loader_class is DataLoader:
+                    states.append((whole[len(seen) + 2 :], loader.state_dict()))
+        monkeypatch.undo()
+        assert [batch for batch, _ in seen[: len(whole) - 2]] == whole[2:]
+        found.append((seen, torch.get_rng_state().tolist()))
+    assert found[0] == found[1]
+    for rest, state in states[: len(whole) - 2]:
+        loader = DataLoader(Dataset(same, 11), **options, **workers)
+        torch.manual_seed(5)
+        loader.load_state_dict(state)
+        assert [as_list(batch) for batch in loader] == rest
+
+
 class NotedProcess(process.BaseProcess):
     """A process of a context that multiprocessing does not know."""
 
