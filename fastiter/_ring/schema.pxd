@@ -113,7 +113,6 @@ cdef class SlotWriter(ColumnWriter):
     cdef char *places[MOST_FIELDS]
     cdef int write_into_slot(self, Py_ssize_t row, object example) except -1
     cdef int use_slot(self) except -1
-    cdef int enter_slot(self) except -1
     cdef int write_text(self, int64_t *entry, object value) except -1
 
 

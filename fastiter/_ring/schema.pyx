@@ -409,15 +409,6 @@ cdef class SlotWriter(ColumnWriter):
         self.payload = NULL
 
     @cython.final
-    cdef int use_slot(self) except -1:
-        """Writes into the current slot from now on. There is a schema."""
-        cdef WorkerRing end = self.end
-        if self.payload != NULL and fi_slot_is_at(
-                end.worker.ring, end.claim.slot, self.payload, self.schema.bytes):
-            return 0
-        return self.enter_slot()
-
-    @cython.final
     cdef int write_into_slot(self, Py_ssize_t row, object example) except -1:
         """As `write`, into the current slot. 0 also if there is no schema."""
         if self.schema is None:
@@ -426,10 +417,15 @@ cdef class SlotWriter(ColumnWriter):
         return self.write(row, example)
 
     @cython.final
-    cdef int enter_slot(self) except -1:
+    cdef int use_slot(self) except -1:
+        """Writes into the current slot from now on. There is a schema."""
         cdef Py_ssize_t number
         cdef Field *f
-        self.payload = self.end.payload(self.schema.bytes)
+        cdef WorkerRing end = self.end
+        cdef uint64_t size = self.schema.bytes
+        if self.payload and fi_slot_is_at(end.worker.ring, end.claim.slot, self.payload, size):
+            return 0
+        self.payload = end.payload(size)
         for number in range(self.schema.count):
             f = &self.schema.fields[number]
             self.places[number] = (

@@ -168,6 +168,11 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _keys_of(self, main: dict[str, Any] | None) -> Any:
         iterator, rows = self._sampler_iter, epoch_rows(self._dataset)
         if self._owner is not None:
+            if self._first_yielded:
+                raise RuntimeError(
+                    f"{self._first_yielded} batches were drawn from this iterator by other code, "
+                    "of which fastiter's samplers know nothing: load a state_dict() of the loader"
+                )
             is_seeded = self._seeds_examples
             return EpochKeys(self._index_sampler, self._auto_collation, is_seeded, rows)
         moved = 0 if main is not None or self._is_iterable else self._first_yielded

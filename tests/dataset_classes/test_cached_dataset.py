@@ -129,6 +129,7 @@ def test_an_example_comes_back_as_it_was(place, copies):
         assert stats.uncached == stats.failed == stats.lost == stats.damaged == 0
 
 
+@pytest.mark.processes  # which the import of torch starts
 def test_tensors_and_images(place):
     torch = pytest.importorskip("torch")
     image_module = pytest.importorskip("PIL.Image")

@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.utils.data as torch_data  # noqa: E402
 from torch.utils.data._utils import collate as torch_collate  # noqa: E402
 
+from fastiter import ShuffleOrderSampler  # noqa: E402
 from fastiter.errors import DatasetError  # noqa: E402
 from fastiter.torch import DataLoader  # noqa: E402
 
@@ -146,6 +147,17 @@ def test_iterators_that_a_subclass_wraps(loader_class: Any, workers: Any) -> Non
         assert [x.tolist() for x in resumed] == [[1, 2, 3], [4, 5, 6]]
 
 
+def _moving(construct: Any) -> Any:
+    """A constructor of torch's iterators that draws two batches."""
+
+    def moves(self: Any, loader: Any) -> None:
+        construct(self, loader)
+        for self._num_yielded in (1, 2):
+            next(self._sampler_iter)
+
+    return moves
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -162,12 +174,7 @@ def test_iterators_that_a_library_has_moved_on(
 ) -> None:
     """As SpeechBrain does after a checkpoint."""
     base = torch_data.dataloader._BaseDataLoaderIter
-    construct, reset = base.__init__, base._reset
-
-    def moves(self: Any, loader: Any) -> None:
-        construct(self, loader)
-        for self._num_yielded in (1, 2):
-            next(self._sampler_iter)
+    reset, moves = base._reset, _moving(base.__init__)
 
     def keeps_place(self: Any, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
@@ -201,6 +208,14 @@ def test_iterators_that_a_library_has_moved_on(
         torch.manual_seed(5)
         loader.load_state_dict(state)
         assert [as_list(batch) for batch in loader] == rest
+
+
+def test_orders_of_fastiter_are_not_moved_on(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = torch_data.dataloader._BaseDataLoaderIter
+    monkeypatch.setattr(base, "__init__", _moving(base.__init__))
+    loader = DataLoader(range(8), 2, sampler=ShuffleOrderSampler(0), **workers)
+    with pytest.raises(RuntimeError, match=r"2 batches were drawn .* load a state_dict"):
+        iter(loader)
 
 
 class NotedProcess(process.BaseProcess):
