@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import importlib
 import multiprocessing.forkserver
 import os
 import pickle
+import socket
 import sys
 from multiprocessing import process, spawn
 from types import FrameType
+from typing import Any
 
 from fastiter._workers import forkserver, start_method, thread_limits
 from fastiter._workers import main as worker
@@ -53,12 +56,17 @@ def _open_descriptors() -> set[str]:
     return {entry for entry in found if "/proc/" not in entry}
 
 
-def _give_key_again() -> None:
-    """From CPython 3.14 on a server begins by reading a key from a pipe of the program."""
+def _names_in_server() -> dict[str, Any]:
+    """Local variables of the server's main function."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not multiprocessing.forkserver.main.__code__:
         frame = frame.f_back
-    names = {} if frame is None else frame.f_locals
+    return {} if frame is None else frame.f_locals
+
+
+def _give_key_again() -> None:
+    """From CPython 3.14 on a server begins by reading a key from a pipe of the program."""
+    names = _names_in_server()
     key, fd = names.get("authkey"), names.get("authkey_r")
     if key and fd is not None:
         read, write = os.pipe()
@@ -67,7 +75,19 @@ def _give_key_again() -> None:
         os.set_inheritable(fd, True)  # where it is `read`, too
 
 
+def _remove_address(server: int, path: str) -> None:
+    """At the server's end, removes what multiprocessing leaves if the program is killed: the name
+    of the server's socket, and its temporary folder."""
+    if os.getpid() == server:  # not one of its workers
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+            os.rmdir(os.path.dirname(path))
+
+
 def _begin() -> None:
+    if "listener_fd" in (names := _names_in_server()):
+        with socket.socket(fileno=os.dup(names["listener_fd"])) as listener:
+            atexit.register(_remove_address, os.getpid(), listener.getsockname())
     text = os.environ.pop(forkserver.PRELOAD, "")
     thread_limits.limit_threads()
     if not text:
