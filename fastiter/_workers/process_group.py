@@ -368,7 +368,14 @@ class WorkerGroup:
             # The fork server has died: its limit of descriptors was too low, or a module that it
             # imported has ended it. The next start begins another server.
             forkserver.give_up(_KILL_SECONDS)
-            process = start_process(self._method, arguments)
+            try:
+                process = start_process(self._method, arguments)
+            except (EOFError, ConnectionError) as error:
+                raise ConnectionError(
+                    f"the fork server has not started a worker, twice ({error}). Likely causes: it "
+                    "was killed, there is no memory, or it may start no process (RLIMIT_NPROC). "
+                    f"{self._start.caller.context}='spawn' starts workers without it"
+                ) from error
         worker = WorkerProcess(number, self._starts, process, read_stacks, self._method)
         worker.is_beside, worker.done_before = is_beside, self._done(number)
         if number_pipe < 0:

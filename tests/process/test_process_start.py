@@ -400,6 +400,39 @@ def test_a_worker_that_dies_before_it_reads_its_task_ends_no_program(tmp_path):
     assert run_script(tmp_path, DYING)[:2] == (0, "True\n")
 
 
+SERVERS_DIE = """
+import contextlib, threading
+import psutil
+from fastiter import MultiprocessIterator
+
+def kill_servers():
+    while not done.is_set():
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if "forkserver" in " ".join(child.cmdline()):
+                    child.kill()
+
+if __name__ == "__main__":
+    iterator = MultiprocessIterator(
+        list(range(8)), 4, n_processes=2, shuffle=False, context="forkserver"
+    )
+    done = threading.Event()
+    thread = threading.Thread(target=kill_servers, daemon=True)
+    thread.start()
+    try:
+        next(iterator)
+    except ConnectionError as error:
+        print("has not started a worker, twice" in str(error))
+    done.set()
+    thread.join()
+    print(next(iterator))
+"""
+
+
+def test_a_fork_server_that_dies_again_and_again_is_told(tmp_path):
+    assert run_script(tmp_path, SERVERS_DIE) == (0, "True\n[0, 1, 2, 3]\n", "")
+
+
 EARLY = """
 import multiprocessing, os
 from fastiter import MultiprocessIterator
