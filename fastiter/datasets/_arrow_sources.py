@@ -138,7 +138,7 @@ def _magic(path: str) -> bytes:
 class ParquetFiles(NamedTuple):
     """Content of Parquet files."""
 
-    schema: Any
+    empty: Any  # a table of their columns, without rows
     sources: list[row_groups.GroupPlace]
     ends: npt.NDArray[np.int64]
     facts: dict[str, parquet_files.FileFacts]
@@ -174,9 +174,9 @@ def parquet_files_of(
             if n_rows:
                 sources.append(row_groups.GroupPlace(path, number))
                 counts.append(n_rows)
-    if not counts:
-        raise ValueError(f"the Parquet files {list(source)!r:.200} have no rows")
-    return ParquetFiles(schema, sources, np.cumsum(counts, dtype=np.int64), facts)
+    # Schema.empty_table() raises where a tensor has a permutation.
+    empty = imported("pyarrow").Table.from_batches([], schema)
+    return ParquetFiles(empty, sources, np.cumsum(counts, dtype=np.int64), facts)
 
 
 def _mapped(path: str) -> Any:

@@ -121,10 +121,9 @@ class ArrowDataset(DatasetMixin):
         self._facts = None if files is None else files.facts  # travel with a pickle
         if files is None and isinstance(self._source, Paths):
             self._source.check()
-        self._groups = None if files is None else self._row_groups(files)
+        self._groups = self._row_groups(files) if files is not None and files.sources else None
         if files is not None:
-            table = files.schema.empty_table()
-            rows, names = None, names_of(table)
+            table, rows, names = files.empty, None, names_of(files.empty)
         else:
             table, rows, names = open_table(self._source)
         if isinstance(self._source, Paths):

@@ -107,6 +107,31 @@ def test_values_are_those_of_to_pylist(null_share: float, tmp_path: Path) -> Non
             ArrowDataset(tmp_path / "x.parquet", "int8")
 
 
+def test_tensors_whose_axes_are_stored_in_another_order(tmp_path: Path) -> None:
+    of = pa.fixed_shape_tensor(pa.int8(), [2, 3], permutation=[1, 0])
+    rows = pa.array(np.arange(24).reshape(4, 6).tolist(), pa.list_(pa.int8(), 6))
+    table = pa.table({"x": pa.ExtensionArray.from_storage(of, rows)})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=3)
+    dataset = ArrowDataset(tmp_path / "x.parquet")
+    wanted = np.arange(24, dtype=np.int8).reshape(4, 2, 3).transpose(0, 2, 1)
+    np.testing.assert_array_equal([row["x"] for row in dataset.__getitems__([0, 1, 2, 3])], wanted)
+
+
+def test_files_without_rows(tmp_path: Path) -> None:
+    """They are a dataset without examples, as tables and Arrow files without rows are."""
+    for number, sizes in enumerate(([], [0, 0])):
+        with pq.ParquetWriter(tmp_path / f"{number}.parquet", table_of(3).schema) as writer:
+            for size in sizes:
+                writer.write_table(table_of(3)[:size])
+    for dataset in (ArrowDataset(tmp_path), pickle.loads(pickle.dumps(ArrowDataset(tmp_path)))):
+        assert len(dataset) == 0
+        assert dataset.keys == tuple(table_of(3).column_names)
+        with pytest.raises(IndexError):
+            dataset[0]
+    pq.write_table(table_of(3), tmp_path / "2.parquet")
+    check_rows(ArrowDataset(tmp_path).__getitems__([2, 0]), [2, 0])
+
+
 @pytest.mark.parametrize("converter", [None, concat_examples], ids=["examples", "arrays"])
 @pytest.mark.parametrize("kind", ITERATORS)
 def test_each_group_is_decoded_once_an_epoch(kind: str, converter: Any, files: Path) -> None:
