@@ -127,8 +127,9 @@ def _step(spec: Any, dtype: Any, rule: FieldRule) -> Step:
         if rule.named is not None:
             raise ValueError(f"{rule.named} is set for a field without an axis")
         return Step(fill)
-    if kind == ARRAY and not rule.takes_whole(shape[0]):
-        raise ValueError("the column is no row's length")
+    is_left = type(rule.fill) is numpy_fallback.OnLeft  # compiled code pads on the right
+    if is_left or (kind == ARRAY and not rule.takes_whole(shape[0])):
+        raise ValueError("the column is no row's length, or on the right of it")
     return Step(fill, rule.max_length, rule.multiple, rule.lengths)
 
 

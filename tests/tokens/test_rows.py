@@ -451,6 +451,25 @@ def test_padding_of_batches_stands_on_the_left(multiple, iterator, padding):
                     np.testing.assert_array_equal(batch[name][number], row[name], name)
 
 
+@pytest.mark.parametrize("loader", ["processes", "torch"])
+def test_workers_pad_each_batch_on_the_left(loader):
+    """From the first batches workers know the columns, and then pad by themselves what they can."""
+    documents = documents_of(count=60)
+    rows = TokenDataset(documents, padding_side="left", pad_token_id=7)
+    if loader == "torch":
+        pytest.importorskip("torch")
+        from fastiter.torch import DataLoader
+
+        batches = list(DataLoader(rows, 4, num_workers=1))
+    else:
+        options = {"shuffle": False, "repeat": False, "converter": concat_examples}
+        with MultiprocessIterator(rows, 4, n_processes=1, **options) as iterator:
+            batches = list(iterator)
+    found = [row.tolist() for batch in batches for row in batch["input_ids"]]
+    for row, document in zip(found, documents, strict=True):
+        assert row == [7] * (len(row) - len(document)) + document
+
+
 def test_rows_of_several_datasets_are_padded_as_those_of_one():
     fields = ("input_ids", "labels")
     documents = [[1], [2, 3, 4], [5, 6]]
