@@ -13,7 +13,7 @@ from fastiter._fetch.arrow_column cimport PaddedLists
 from fastiter._fetch.gather cimport ColumnReader
 from fastiter._fetch.reader import reader_of
 from fastiter._ring.arena cimport WorkerRing
-from fastiter._ring.schema cimport ARRAY, OBJECT, RAGGED, Field, Schema, entry_of
+from fastiter._ring.schema cimport ARRAY, OBJECT, Field, Schema, entry_of
 from fastiter._ring.slot_rows cimport SlotRows
 
 cnp.import_array()
@@ -168,7 +168,7 @@ cdef class ColumnRows(SlotRows):
         entry[0] = <int64_t>offset
         for axis in range(lists.ndim):
             entry[1 + axis] = lists.shape[axis]
-        for i in range(n if f.kind == RAGGED else 0):  # concat_examples may have to tell them
+        for i in range(n):  # concat_examples may have to tell them
             entry_of(f, payload, i if rows is None else rows[i])[1] = lists.row_lengths[i]
         return True
 

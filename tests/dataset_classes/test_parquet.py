@@ -299,7 +299,7 @@ def lists_of_lists(tmp_path_factory: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ITERATORS)
-@pytest.mark.parametrize("source", ["parquet", "decode"])
+@pytest.mark.parametrize("source", ["gathered", "parquet", "decode"])
 @pytest.mark.parametrize(
     "options",
     [
