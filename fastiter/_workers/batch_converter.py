@@ -116,8 +116,11 @@ class ConcatConverter:
             self._field_steps = _FieldSteps(schema, steps, as_list, is_done_in_place)
         return self._field_steps
 
-    def convert(self, examples: list[Any], indices: Indices) -> Any:
+    def convert(self, examples: list[Any], indices: Indices | None) -> Any:
         return collate.collate(examples, self.padding, copy=self.copy, indices=indices)
+
+    def __call__(self, examples: list[Any]) -> Any:
+        return self.convert(examples, None)
 
 
 class CallableConverter:

@@ -126,14 +126,11 @@ class ColumnsCollate(ConcatConverter):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.padding, self.tolerates)
 
-    def __call__(self, examples: list[Any]) -> Any:
-        return self.convert(examples, range(len(examples)))
-
     def from_columns(self, lease: Lease) -> Any:
         columns = super().from_columns(lease)
         return None if columns is None else self.tensors_of(columns)
 
-    def convert(self, examples: list[Any], indices: Indices) -> Any:
+    def convert(self, examples: list[Any], indices: Indices | None) -> Any:
         return self.tensors_of(super().convert(examples, indices))
 
     def tensors_of(self, columns: Any) -> Any:
@@ -241,10 +238,10 @@ def shared_converter(
     return SharedCollate(collate_fn, tolerates, is_batch)
 
 
-def collate_of(collate_fn: Any, dataset: Any) -> Any:
+def collate_of(collate_fn: Any, dataset: Any, is_batch: bool) -> Any:
     """Callable that gets the examples of a batch for a ``collate_fn``."""
-    converter = converter_for(collate_fn, dataset)
-    return converter if isinstance(converter, ColumnsCollate) else collate_fn
+    converter = converter_for(collate_fn, dataset) if is_batch else None
+    return converter if isinstance(converter, ConcatConverter) else collate_fn
 
 
 def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | None:

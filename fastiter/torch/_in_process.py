@@ -141,7 +141,7 @@ class WholeBatches:
         return self._collate([*examples] if self._auto_collation else examples[0])
 
     def _collate(self, examples: Any) -> Any:
-        if isinstance(self._converter, ColumnsCollate):
+        if self._auto_collation and isinstance(self._converter, ConcatConverter):
             return self._converter(examples)
         if self._auto_collation and self._collate_fn is default_collate:
             return collate(default_collate, examples, self._keys)

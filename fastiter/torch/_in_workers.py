@@ -149,7 +149,7 @@ class WorkersIterator(LoaderIterator):
             kind=self._dataset_kind,
             dataset=self._dataset,
             auto_collation=self._auto_collation,
-            collate_fn=collate_of(self._collate_fn, self._dataset),
+            collate_fn=collate_of(self._collate_fn, self._dataset, self._auto_collation),
             drop_last=self._drop_last,
             init_fn=init_fn,
             base_seed=self._base_seed,
@@ -325,7 +325,7 @@ class WorkersIterator(LoaderIterator):
         return plan
 
     def _collated(self, examples: list[Any]) -> Any:
-        collate_fn = collate_of(self._collate_fn, self._dataset)
+        collate_fn = collate_of(self._collate_fn, self._dataset, self._auto_collation)
         return capture(collate_fn, examples if self._auto_collation else examples[0])
 
     def _row_by_row(self, plan: Plan) -> Plan:

@@ -462,6 +462,11 @@ def test_a_mixture_in_the_loader_of_torch(workers: int) -> None:
     (batch,) = DataLoader(both, 4, num_workers=workers)
     assert batch["s"] == ["a", "b", "a", "b"]
     assert torch.equal(batch["ids"], torch.tensor([[5, -1], [6, 7]] * 2))
+    for converter in (concat_examples, functools.partial(concat_examples, max_length=2)):
+        (batch,) = DataLoader(both, 4, num_workers=workers, collate_fn=converter)
+        assert batch["s"] == ["a", "b", "a", "b"]
+        assert batch["ids"].tolist() == [[5, -1], [6, 7]] * 2
+        assert batch["deep"].shape == (4, 2, 2)
 
 
 def test_a_source_of_another_library() -> None:

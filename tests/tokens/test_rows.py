@@ -451,16 +451,17 @@ def test_padding_of_batches_stands_on_the_left(multiple, iterator, padding):
                     np.testing.assert_array_equal(batch[name][number], row[name], name)
 
 
-@pytest.mark.parametrize("loader", ["processes", "torch"])
+@pytest.mark.parametrize("loader", ["processes", "torch", "torch with concat_examples"])
 def test_workers_pad_each_batch_on_the_left(loader):
     """From the first batches workers know the columns, and then pad by themselves what they can."""
     documents = documents_of(count=60)
     rows = TokenDataset(documents, padding_side="left", pad_token_id=7)
-    if loader == "torch":
+    if loader != "processes":
         pytest.importorskip("torch")
         from fastiter.torch import DataLoader
 
-        batches = list(DataLoader(rows, 4, num_workers=1))
+        own = functools.partial(concat_examples, padding=7) if "concat" in loader else None
+        batches = list(DataLoader(rows, 4, num_workers=1, collate_fn=own))
     else:
         options = {"shuffle": False, "repeat": False, "converter": concat_examples}
         with MultiprocessIterator(rows, 4, n_processes=1, **options) as iterator:
