@@ -101,7 +101,7 @@ class Assembler:
 def _is_in_place(spec: Any, dtype: Any, rule: FieldRule) -> bool:
     """Whether the field's array is its rows, one after the other."""
     kind, _, shape = spec
-    if kind in (RAGGED, OBJECT) or not dtype_traits(dtype) & STACKABLE:
+    if rule.as_list or kind in (RAGGED, OBJECT) or not dtype_traits(dtype) & STACKABLE:
         return False
     if not _casts_quietly(rule.fill, dtype):
         return False

@@ -453,6 +453,16 @@ def test_a_mixture_with_a_column_with_nulls_has_its_values_in_a_list() -> None:
     assert batch["x"].tolist() == [3, 4, 5]
 
 
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_each_batch_of_a_mixture_has_such_values_in_a_list(kind: str) -> None:
+    """Those without a null, too, after the first batches have shown the columns."""
+    values = [*range(19), None, *range(20)]
+    both = [ArrowDataset(pa.table({"x": values}), nulls="none") for _ in range(2)]
+    joined = ConcatenatedDataset(*both)
+    found = batches(joined, ITERATORS[kind], 4, converter=concat_examples)
+    assert [batch["x"] for batch in found] == [(values * 2)[i : i + 4] for i in range(0, 80, 4)]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_mixture_in_the_loader_of_torch(workers: int) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
