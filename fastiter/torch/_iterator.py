@@ -175,8 +175,9 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
                 )
             is_seeded = self._seeds_examples
             return EpochKeys(self._index_sampler, self._auto_collation, is_seeded, rows)
+        sampler, generators, batched = self._index_sampler, self._generators, self._auto_collation
         moved = 0 if main is not None or self._is_iterable else self._first_yielded
-        return SamplerKeys(self._index_sampler, iterator, self._generators, main, rows, moved)
+        return SamplerKeys(sampler, iterator, generators, main, rows, moved, batched)
 
     def _set_seeds(self) -> None:
         """Tell the plans the seeds of the epoch's examples."""

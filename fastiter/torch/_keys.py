@@ -160,6 +160,12 @@ class IteratedKeys:
             self._held = _, keys = first, keys[first - begin :]
         return keys[: stop - first]
 
+    def list_first(self) -> list[Any]:
+        """The keys that are held, the first of them, such as a generator, as a list from now on."""
+        keys = self._held[1]
+        keys[0] = list(keys[0])
+        return keys
+
 
 class DealtKeys:
     """A rank's keys of an epoch in which the number of ranks has changed: what was left of torch's
@@ -285,6 +291,8 @@ class SamplerKeys:
         Source of the indices from which the epoch is known.
     moved : int
         Number of items that others have drawn from the iterator.
+    is_batched : bool, optional
+        Whether an item of another batch sampler has several keys.
     """
 
     _drops = False
@@ -299,12 +307,15 @@ class SamplerKeys:
         main: dict[str, Any] | None = None,
         rows: EpochRows | None = None,
         moved: int = 0,
+        is_batched: bool = False,
     ) -> None:
         self._batches, self._generators, self.rows = sampler, generators, rows
         self._former = [generator.get_state() for generator in generators]
         #: of the generators at the first key, if not as at the start
         self.generator_states: list[str] | None = None if main is None else main["_key_states"]
-        self._cuts = type(sampler) is BatchSampler
+        #: whether the keys are cut here; arrays of them are then made here, too
+        self._cuts = self.makes_arrays = type(sampler) is BatchSampler
+        self._lists = is_batched and not self._cuts  # items that have no length
         self._sampler: Any = drawn_from(sampler)
         self._ranks = 1, 0
         if type(self._sampler) is DistributedSampler:  # each rank takes every n-th key
@@ -393,6 +404,8 @@ class SamplerKeys:
             raise StopIteration
         size = len(keys)
         if not self._cuts:
+            if self._lists and not hasattr(keys[0], "__len__"):
+                keys = source.list_first()
             keys = keys[0]
         return number, first, size, keys if self.rows is None else _named(keys, self.rows)
 

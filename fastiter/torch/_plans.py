@@ -125,7 +125,8 @@ class Plans(TurnPlanQueue):
             seeds = self.keys.seeds(self.example_seed, number, first, keys)
         epoch, place = self.keys.origin(number, first)
         rows = None
-        if self.shares_rows or self.by_indices:
+        is_given = type(keys) is np.ndarray and not self.keys.makes_arrays  # by the program
+        if self.shares_rows or (self.by_indices and not is_given):
             rows = index_array(keys if self.is_batched else [keys], self.rows)
         state = PlanCounts(  # takes half the time of `_replace`
             number + 1,
@@ -151,7 +152,7 @@ class Plans(TurnPlanQueue):
                 number=number,
                 seeds=seeds,
             )
-        if type(keys) is np.ndarray:
+        if type(keys) is np.ndarray and not is_given:
             keys = keys.tolist()
         origin = None
         if self.row_seed is not None:
@@ -224,12 +225,14 @@ def asks_state(plan: Plan) -> bool:
 
 
 def index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:
-    """The keys of a batch as dataset indices; None if they are no list of Python's integers, or
-    more than ``most``."""
+    """The keys of a batch as dataset indices; None if they are no list of Python's integers or
+    array of integers, or more than ``most``."""
     if not isinstance(keys, (list, np.ndarray)) or not 0 < len(keys) <= most:
         return None
     if type(keys) is np.ndarray:
-        return keys
+        if keys.dtype == np.int64 and keys.ndim == 1:
+            return np.ascontiguousarray(keys)
+        keys = keys.tolist()
     if type(keys) is not list or set(map(type, keys)) != {int}:
         return None
     try:

@@ -246,6 +246,65 @@ def test_batches_of_varying_size():
     check(Dataset(lambda i: (torch.full((2,), i), i)), batch_sampler=batches)
 
 
+def type_of(key):
+    return str(getattr(key, "dtype", type(key)))
+
+
+class Types(Dataset):
+    def __init__(self):
+        super().__init__(lambda key: (type_of(key), int(np.sum(np.asarray(key)))))
+
+    def __getitems__(self, keys):
+        return [(type(keys).__name__, *self[key]) for key in keys]
+
+
+OneByOne = type("OneByOne", (Types,), {"__getitems__": None})
+ARRAYS = {
+    "int64": lambda: [np.arange(3 * k, 3 * k + 3) for k in range(9)],
+    "int32": lambda: [np.arange(3 * k, 3 * k + 3, dtype=np.int32) for k in range(9)],
+    "big-endian": lambda: [np.arange(3 * k, 3 * k + 3, dtype=">i8") for k in range(9)],
+    "strided": lambda: [np.arange(N)[k::9] for k in range(9)],
+    "bool": lambda: [np.array([True, False])] * 3,
+    "float": lambda: [np.array([1.0, 2.0])] * 3,
+    "rows": lambda: [np.arange(6).reshape(3, 2)] * 3,
+    "tensors": lambda: [torch.arange(3 * k, 3 * k + 3) for k in range(9)],
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.parametrize("dataset", [Types, OneByOne])
+def test_batches_of_keys_that_are_arrays(kind, dataset):
+    check(dataset(), batch_sampler=ARRAYS[kind](), epochs=1)
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "strided", "bool", "rows"])
+def test_workers_share_the_rows_of_batches_whose_keys_are_arrays(kind):
+    arguments = {"batch_sampler": ARRAYS[kind](), "num_workers": 2}
+    dataset = Dataset(lambda key: np.sum(np.asarray(key)))
+    found = list(DataLoader(dataset, dataset_timeout=60, **arguments))
+    assert equal(found, list(torch_data.DataLoader(dataset, **arguments)))
+
+
+class GeneratedBatches:
+    """Batches that are generators, which have no length."""
+
+    def __iter__(self):
+        for first in range(0, 30, 3):
+            yield (key for key in range(first, first + 3))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_keys_that_are_generators(workers):
+    dataset = Dataset(lambda i: i)
+    loader = DataLoader(dataset, batch_sampler=GeneratedBatches(), num_workers=workers)
+    expected = list(torch_data.DataLoader(dataset, batch_sampler=GeneratedBatches()))
+    assert equal(list(loader), expected)
+    iterator = iter(loader)
+    next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    assert equal(list(loader), expected[1:])
+
+
 class Many(Dataset):
     """Fetches a batch in one call, and counts the calls in its examples."""
 

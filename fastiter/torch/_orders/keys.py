@@ -130,6 +130,7 @@ class EpochKeys:
     generator_states: list[str] | None = None
     is_stateful = False
     has_order = False
+    makes_arrays = True
     counts_rows = False
     n_states = 0
     has_begun = False  #: whether the number of the epoch was taken
