@@ -14,7 +14,7 @@ import types
 import weakref
 from collections.abc import Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.utils.data
 
@@ -341,14 +341,17 @@ def _new_of_torchs() -> Any:
     return _torchs.__new__(_torchs)
 
 
-class _AnyLoader(abc.ABCMeta):
+class _AnyLoader(type(Protocol)):  # type: ignore[misc]  # derived from ABCMeta
     """Has ``isinstance(loader, DataLoader)`` hold for loaders of torch's class, too. Subclasses may
-    be abstract."""
+    be abstract, and have protocols as bases; they are none themselves."""
+
+    __new__ = abc.ABCMeta.__new__  # type: ignore[assignment]
+    __instancecheck__ = abc.ABCMeta.__instancecheck__
 
     def __subclasscheck__(cls, found: Any) -> bool:  # also of ``isinstance``
-        return (
-            issubclass(found, _torchs) if cls is ProgramLoader else super().__subclasscheck__(found)
-        )
+        if cls is ProgramLoader:
+            return issubclass(found, _torchs)
+        return abc.ABCMeta.__subclasscheck__(cls, found)
 
 
 class ProgramLoader(_Base, metaclass=_AnyLoader):

@@ -10,7 +10,7 @@ import pickle
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import pytest
 
@@ -214,6 +214,30 @@ def test_abstract_subclasses(program):
         assert not isinstance(Numbers(), program.DataLoader)
         with pytest.raises(TypeError, match="abstract"):
             Abstract(Numbers())
+
+
+@runtime_checkable
+class HasName(Protocol):
+    def name(self) -> str: ...
+
+
+def test_subclasses_that_are_generic_and_have_protocols_as_bases(program):
+    item = TypeVar("item")
+    with as_default():
+
+        class Named(program.DataLoader[item], Generic[item]):
+            def name(self) -> str:
+                return "named"
+
+        class Declared(Named[int], HasName):
+            pass
+
+        for kind in Named, Named[int], Declared:
+            loader = kind(Numbers(), 4)
+            assert iterator_of(loader) == "fastiter"
+            assert isinstance(loader, HasName) and isinstance(loader, program.DataLoader)
+        assert issubclass(Declared, HasName) and issubclass(Declared, Named)
+        assert not isinstance(program.DataLoader(Numbers()), (HasName, Declared))
 
 
 def test_a_class_without_a_hash(program):
