@@ -86,6 +86,35 @@ def test_objects_that_move_themselves_and_other_values(n_workers):
     assert batch["size"] == (3,) and type(batch["size"]) is torch.Size
 
 
+class Both(tuple):
+    def __new__(cls, first: Any, second: Any) -> Any:
+        return super().__new__(cls, (first, second))
+
+    def __reduce__(self) -> Any:
+        return Both, tuple(self)
+
+
+class Named(list):
+    name = ""
+
+
+def of_own_classes(rows: list[Any]) -> Any:
+    images = torch.stack([row["pair"].image for row in rows])
+    named = Named([images, 3])
+    named.name = "images"
+    return Both(images, "text"), named, torch.max(images, 1)
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_lists_and_tuples_of_other_classes_keep_these(n_workers):
+    loader = DataLoader(Trees(), 4, num_workers=n_workers, collate_fn=of_own_classes, device=META)
+    for both, named, largest in loader:
+        assert type(both) is Both and (both[0].device, both[1]) == (META, "text")
+        assert type(named) is Named and (named[0].device, named[1:]) == (META, [3])
+        assert named.name == "images"
+        assert type(largest) is torch.return_types.max and largest.indices.device == META
+
+
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
 def test_batches_stay_on_the_host(device):
     for batch in DataLoader(Trees(), 4, device=device):

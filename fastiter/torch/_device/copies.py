@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -150,9 +151,21 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     if callable(getattr(value, "to", None)) and not isinstance(value, type):
         return function(value)
     if isinstance(value, tuple):
-        return tuple_like(value, [_mapped(function, part) for part in value])
+        return _of_class(value, tuple_like(value, [_mapped(function, part) for part in value]))
     if isinstance(value, list):
-        return [_mapped(function, part) for part in value]
+        other = copy.copy(value)  # with the class and attributes of a subclass
+        other[:] = [_mapped(function, part) for part in value]
+        return other
     if isinstance(value, MutableMapping):
         return mapping_like(value, {key: _mapped(function, part) for key, part in value.items()})
     return value
+
+
+def _of_class(value: tuple[Any, ...], parts: tuple[Any, ...]) -> Any:
+    """A tuple with the class of ``value``."""
+    if type(parts) is type(value):
+        return parts
+    try:
+        return tuple.__new__(type(value), parts)  # its own constructor may take other arguments
+    except TypeError:
+        return type(value)(parts)  # a class of C, as those of torch.return_types
