@@ -101,6 +101,7 @@ class IteratedKeys:
         self._iterators = [] if iterator is None else [iterator]
         self._held: tuple[int, list[Any]] = 0, []  # from this one on
         self.has_ended = False
+        self._is_cut_off = False
 
     @property
     def iterator(self) -> Iterator[Any] | None:
@@ -122,7 +123,19 @@ class IteratedKeys:
         """Draw the keys before ``stop``, and hold them."""
         n = stop - self.n_drawn
         if n > 0 and not self.has_ended:
-            self._held[1].extend(map(next, itertools.repeat(self.open(), n)))
+            if self._is_cut_off:
+                raise RuntimeError(
+                    f"{type(self._sampler).__name__} was interrupted, which has ended its "
+                    "generator: the rest of this epoch's keys is lost. state_dict() is right: load "
+                    "it, or begin another epoch"
+                )
+            iterator = self.open()
+            try:
+                self._held[1].extend(map(next, itertools.repeat(iterator, n)))
+            except BaseException as error:
+                is_over = getattr(iterator, "gi_frame", iterator) is None
+                self._is_cut_off = is_over and not isinstance(error, Exception)
+                raise
             self.has_ended = self.n_drawn < stop
 
     def begin(self, n: int) -> None:

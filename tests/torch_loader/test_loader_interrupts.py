@@ -157,3 +157,33 @@ def interrupted(loader, iterator, interrupts):
         except KeyboardInterrupt:
             if interrupts.count - before in (5, 40):
                 states.append((len(found), loader.state_dict()))
+
+
+class Interrupted(torch_data.Sampler):
+    """A generator that Ctrl-C reaches once, at its twenty-first key."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __iter__(self):
+        for key in range(30):
+            self.count += 1
+            if self.count == 21:
+                raise KeyboardInterrupt
+            yield key
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_of_keys_that_was_interrupted_ends_no_epoch_in_silence(workers):
+    loader = DataLoader(range(30), 2, sampler=Interrupted(), num_workers=workers)
+    iterator, found = iter(loader), []
+    # In between, what was planned is delivered.
+    for error, text in ((KeyboardInterrupt, None), (RuntimeError, "Interrupted was interrupted")):
+        with pytest.raises(error, match=text):
+            for batch in iterator:
+                found.append(batch.tolist())
+    assert len(found) == 10
+    again = DataLoader(range(30), 2, sampler=loader.sampler, num_workers=workers)
+    again.load_state_dict(loader.state_dict())
+    found += [batch.tolist() for batch in again]
+    assert found == [[key, key + 1] for key in range(0, 30, 2)]
