@@ -291,7 +291,7 @@ LOADERS: dict[str, Callable[[str, int, int], Epoch]] = {
 
 
 class Taken(NamedTuple):
-    """What an epoch took."""
+    """Speed and CPU time of an epoch."""
 
     rate: float  # images a second
     program: float  # milliseconds of CPU time an image, of all processes
