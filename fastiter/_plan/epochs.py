@@ -44,7 +44,7 @@ def dataset_length(dataset: Any) -> int:
         ) from error
 
 
-def row_epochs(plan: Plan) -> Indices:
+def epochs_of_rows(plan: Plan) -> Indices:
     """The epoch of each row of a batch."""
     assert plan.indices is not None
     if plan.row_epochs is not None:
@@ -333,7 +333,7 @@ class Planner(EpochPlanQueue):
             for order, start, stop, rounds in parts
         ]
         examples = permutation.example_seeds(
-            self.example_seed, row_epochs(plan), plan.indices, np.concatenate(repeats)
+            self.example_seed, epochs_of_rows(plan), plan.indices, np.concatenate(repeats)
         )
         return examples.tobytes() + converter_seed(self.example_seed, step, self.rank)
 

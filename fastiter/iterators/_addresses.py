@@ -11,7 +11,7 @@ import numpy as np
 from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.plan import Plan, size_within
 from fastiter._plan.epoch_sampler import is_epoch_sampler
-from fastiter._plan.epochs import Planner, row_epochs
+from fastiter._plan.epochs import Planner, epochs_of_rows
 from fastiter._plan.state import State
 from fastiter._util.arguments import checked_int
 
@@ -47,7 +47,7 @@ def address_of(plan: Plan, rank: int, seed: Seed, known: Epochs | None) -> Addre
 
     indices = plan.indices
     assert indices is not None
-    rows, epochs = indices.copy(), row_epochs(plan)
+    rows, epochs = indices.copy(), epochs_of_rows(plan)
     if known is not None:
         for epoch in np.unique(indices >> EPOCH_SHIFT).tolist():
             of_epoch = indices >> EPOCH_SHIFT == epoch
