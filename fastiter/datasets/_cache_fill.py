@@ -45,14 +45,14 @@ def _run(cache: Any, rows: Any, n_processes: int, bar: Any) -> None:
     try:
         for worker in workers:
             worker.start()
-        waiting = list(workers)
+        # Not by exit codes, which come a little later, and never where SIGCHLD is ignored.
+        waiting = {worker.sentinel: worker for worker in workers}
         while waiting:
-            multiprocessing.connection.wait(
-                [worker.sentinel for worker in waiting], None if bar is None else _LOOK_SECONDS
-            )
+            seconds = None if bar is None else _LOOK_SECONDS
+            for ended in multiprocessing.connection.wait(list(waiting), seconds):
+                waiting.pop(ended).join()
             if bar is not None:
                 _show(bar, cache)
-            waiting = [worker for worker in waiting if worker.exitcode is None]
     finally:
         for worker in workers:
             if worker.pid is not None:

@@ -284,6 +284,18 @@ print(fastiter.cache(Blocks(20), memory=1 << 24).fill(2, progress=False).rows)
         assert re.search(told, err)
 
 
+def test_fill_ends_in_a_program_that_ignores_the_ends_of_its_children(tmp_path):
+    """The kernel then keeps no exit codes."""
+    source = (
+        HEAD
+        + """
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print(fastiter.cache(Rows(), memory=1 << 24).fill(2, progress=False).rows)
+"""
+    )
+    assert run_script(tmp_path, source) == (0, "60\n", "")
+
+
 def fill_and_tell(cached, queue):
     try:
         cached.fill(2, progress=False)
