@@ -157,10 +157,13 @@ def summary_of(error: BaseException) -> str:
 
 def _stopped_text(error: StopIteration) -> str:
     # PEP 479: a StopIteration that leaves a generator must not end the caller's loop.
+    text = str(error)
+    is_long = "\n" in text  # torch's loader puts the worker's traceback there
     return (
-        f"{error!r} was raised by the dataset or the converter while a batch was made, most likely "
-        "by a next() on an iterator that has ended; to end an epoch, say so by the dataset's length"
-    )
+        f"{type(error).__name__ if is_long else repr(error)} was raised by the dataset or the "
+        "converter while a batch was made, most likely by a next() on an iterator that has ended; "
+        "to end an epoch, say so by the dataset's length"
+    ) + (f"\n{text}" if is_long else "")
 
 
 def _cut(text: str) -> str:

@@ -476,6 +476,8 @@ def _raised_by(wrapper: ExceptionWrapper) -> Exception:
     error: Exception = capture(wrapper.reraise).error
     if type(error) is wrapper.exc_type or isinstance(error, RuntimeError):
         vars(error).update(wrapper.facts)
+        if isinstance(error, OSError):  # its class may refuse the assignment
+            vars(OSError)["errno"].__set__(error, wrapper.facts.get("errno"))
         return error
     name, where = wrapper.exc_type.__name__, wrapper.where
     return RuntimeError(f"Caught {name} {where}.\nOriginal {wrapper.exc_msg}")

@@ -57,7 +57,9 @@ class Reply(NamedTuple):
 
 def plain_attributes(error: BaseException) -> dict[str, Any]:
     """Texts and numbers that an exception has as attributes, such as the path of a file."""
-    return {name: value for name, value in vars(error).items() if type(value) in (str, int)}
+    number = {"errno": error.errno} if isinstance(error, OSError) else {}  # not in its dict
+    found = {**number, **vars(error)}
+    return {name: value for name, value in found.items() if type(value) in (str, int)}
 
 
 class LoaderJob(BatchJob):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import errno
 import functools
 import os
 import platform
@@ -527,7 +528,7 @@ def test_errors_of_the_dataset(function, batch_size):
 
 def without_a_file(index):
     if index in (3, 90):
-        error = OSError("no file")
+        error = FileNotFoundError(errno.ENOENT, "no file")
         error.path = f"{index}.jpg"
         if index == 3:
             error.handle = threading.Lock()  # which is not sent
@@ -543,6 +544,7 @@ def test_errors_keep_attributes(num_workers, first):
     with pytest.raises(OSError, match="no file") as caught:
         list(loader)
     assert caught.value.path == ("90.jpg" if first else "3.jpg")
+    assert caught.value.errno == errno.ENOENT
 
 
 def test_the_error_of_columns_is_that_of_whole_batches():
@@ -795,10 +797,11 @@ def five_does_not_pickle(rows):
     ("arguments", "error", "text"),
     [
         ({"collate_fn": five_does_not_pickle}, Exception, "pickle"),
-        ({"raised": StopIteration}, RuntimeError, "StopIteration"),
+        ({"raised": StopIteration}, RuntimeError, "(?m)^StopIteration was raised by the dataset"),
+        ({"raised": StopIteration}, RuntimeError, r"\nOriginal Traceback.*\n"),
         ({"raised": SystemExit}, DatasetError, "in __getitem__"),
     ],
-    ids=["does not pickle", "StopIteration", "SystemExit"],
+    ids=["does not pickle", "StopIteration", "its traceback", "SystemExit"],
 )
 def test_the_loop_goes_on_after_errors_that_end_torchs(arguments, error, text):
     def example(i):
