@@ -41,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
         iterator.load_state_dict(state)
         address = iterator.batch_at(options.step, rank=options.rank)
     except _WRONG as error:
-        print(f"fastiter batch: {type(error).__name__}: {error}", file=sys.stderr)
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        print(f"fastiter batch: {kind}{error}", file=sys.stderr)
         return 1
     rows = {name: getattr(address, name).tolist() for name in ("indices", "epochs", "seeds")}
     print(json.dumps({"step": address.step, "rank": address.rank, **rows}))

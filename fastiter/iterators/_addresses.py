@@ -221,6 +221,7 @@ class Preview(Planner):
         """The state before a step, as that after the one before it; the anchor's has none."""
         if step == self.anchors[0][0].step:
             return self.before(step)
+        self._begin_at(step)  # a LookupError names this step, not the one before
         return self.advance(self.before(step - 1)).state  # type: ignore[no-any-return]
 
     def anchor_of(self, state: State) -> Anchor:
