@@ -21,7 +21,7 @@ _COMMANDS = {
     ),
     "demo": (
         "fastiter._cli.demo.digits",
-        "train a small classifier on handwritten digits, and compare the iterators",
+        "train a small classifier on handwritten digits, and resume a snapshot",
     ),
     "doctor": (
         "fastiter._cli.doctor.doctor",
