@@ -264,14 +264,15 @@ class _Report:
         rank = os.environ.get("RANK", "0")
         if rank == "0":
             print(self._text(), file=sys.stderr, flush=True)
-        file = self._file
-        if file is not None and (rank == "0" or "{rank}" in file):
+        if self._file is not None and (rank == "0" or "{rank}" in self._file):
             found = {"loaders": []} if self._patch is None else self._patch.as_dict()
             text = json.dumps({**found, "exit_status": self.status}, indent=1, default=str)
-            Path(file.replace("{rank}", rank)).write_text(text + "\n")
+            try:
+                Path(self._file.replace("{rank}", rank)).write_text(text + "\n")
+            except OSError as error:  # the exit status stays the program's
+                print(f"fastiter: the report was not written: {error}", file=sys.stderr)
 
     def _text(self) -> str:
         if self._patch is None:
             return "fastiter: 0 loaders, the program has not imported torch"
-        text: str = self._patch.report()
-        return text
+        return str(self._patch.report())

@@ -203,6 +203,12 @@ def test_other_programs_have_torchs_class(program):
     assert found.stdout == "torch.utils.data.dataloader\n"
 
 
+def test_a_report_that_cannot_be_written_is_told(program):
+    found = program("sys.exit(4)", before=("--report", "missing/r.json"))
+    assert found.returncode == 4 and "Traceback" not in found.stderr
+    assert "fastiter: the report was not written: [Errno 2]" in found.stderr
+
+
 def test_the_figures_as_a_file(program, tmp_path):
     found = program(
         """
