@@ -276,7 +276,7 @@ def _holds_tensors(schema: Schema, kinds: set[int]) -> bool:
     try:
         for dtype in schema.dtypes:
             torch.from_numpy(np.empty(0, dtype or np.uint8))
-    except TypeError:
+    except (TypeError, ValueError):  # the latter for the other byte order
         return False
     return _are_columns(schema, kinds)
 

@@ -207,6 +207,15 @@ def test_concat_examples_and_single_examples():
     assert all(map(equal, expected, single))
 
 
+def test_arrays_of_the_other_byte_order_fail_as_in_torch():
+    other = np.dtype(np.float32).newbyteorder()
+    loader = DataLoader(Examples(lambda i: np.full(2, i, other)), 2, num_workers=2, hedge=0.1)
+    iterator = iter(loader)
+    for _ in range(N // 2):
+        with pytest.raises(ValueError, match="byte order different from the native"):
+            next(iterator)
+
+
 def test_batches_of_samplers_and_seeds_are_the_same():
     batches = [[3, 1], [4], [15, 9, 2], list(range(20))]
     found = DataLoader(Examples(), batch_sampler=batches, num_workers=2, hedge=0.1)
