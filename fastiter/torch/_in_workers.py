@@ -461,7 +461,7 @@ def _error_of(failure: Failure, plan: Plan) -> Any:
         return _died(error, plan)
     if not isinstance(error.__cause__, WorkerTraceback):
         return error
-    where = f"in DataLoader worker process {plan.worker}"
+    where = f"in DataLoader worker process {plan.worker}".removesuffix(" -1")  # several share it
     wrapper = ExceptionWrapper((failure.kind, error, None), where)
     facts, _, text = str(error.__cause__).partition("\n")
     wrapper.exc_msg = f"{text.rstrip()} ({_named(facts, plan)})"
