@@ -475,8 +475,9 @@ persistent_workers, pin_memory_device, in_order
         The rest of the epoch is the same with another batch size, ``drop_last``, or number of
         workers; with another number of ranks of torch's `DistributedSampler` it is dealt anew.
 
-        A loader without a ``generator`` of its own also sets torch's global generator back, at
-        once: set your own random numbers after this call.
+        A loader without a ``generator`` of its own, or with a sampler that is not torch's and has
+        none, also sets torch's global generator back, at once: set your own random numbers after
+        this call.
 
         Parameters
         ----------

@@ -100,12 +100,13 @@ def samplers_in(*samplers: Any) -> Iterator[Any]:
 
 def generators_of(loader: Any) -> list[torch.Generator]:
     """The generators that an iteration draws from: the loader's, and those of its samplers. None
-    stands for the global generator."""
+    stands for the global generator. A sampler that is not torch's and has no such attribute may
+    draw from the global one."""
     if loader._owner is not None:  # its orders and seeds follow from the seed of its sampler
         return [] if loader.generator is None else [loader.generator]
     found = [torch.default_generator if loader.generator is None else loader.generator]
-    for sampler in samplers_in(loader.batch_sampler, loader.sampler):
-        generator = getattr(sampler, "generator", found[0])
+    for sampler in samplers_in(loader._index_sampler):
+        generator = getattr(sampler, "generator", found[0] if is_torchs(sampler) else None)
         if generator is None:
             generator = torch.default_generator
         if isinstance(generator, torch.Generator) and all(generator is not g for g in found):

@@ -32,6 +32,17 @@ def own_generator():
     return torch_data.RandomSampler(DATA, generator=torch.Generator().manual_seed(7))
 
 
+class Shuffled(torch_data.Sampler):
+    """Keys by torch's global generator: batches of them, or with a size of None single ones."""
+
+    def __init__(self, size=None):
+        self.size = size
+
+    def __iter__(self):
+        order = torch.randperm(len(DATA))
+        yield from map(torch.Tensor.tolist, order if self.size is None else order.split(self.size))
+
+
 LOADERS = {
     "in order": dict,
     "shuffled": lambda: {"shuffle": True},
@@ -49,6 +60,15 @@ LOADERS = {
         "generator": torch.Generator().manual_seed(2),
     },
     "no batches": lambda: {"batch_size": None, "shuffle": True},
+    "a sampler of one's own beside a generator": lambda: {
+        "sampler": Shuffled(),
+        "generator": torch.Generator().manual_seed(2),
+    },
+    "a batch sampler of one's own beside a generator": lambda: {
+        "batch_sampler": Shuffled(4),
+        "batch_size": 1,
+        "generator": torch.Generator().manual_seed(2),
+    },
 }
 
 
