@@ -161,6 +161,7 @@ persistent_workers, pin_memory_device, in_order
 
     _iterator: Any  # of the loop, where it is kept
     _starts_safely = False  # by ``multiprocessing_context='safe'``, which torch does not know
+    _is_stream = False  # also where a subclass, as torchdata's, does not call `__init__`
 
     def __init__(
         self,

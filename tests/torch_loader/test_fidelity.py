@@ -6,6 +6,8 @@ import gc
 import itertools
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -740,3 +742,18 @@ def test_getitems_that_gives_another_number(function: Any, workers: Any) -> None
         for loader_class in LOADERS.values()
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("patch", [True, False])
+def test_torchdatas_loader_over_a_patched_one(patch):
+    """Its `__init__` does not call that of the class it derives from."""
+    pytest.importorskip("torchdata.stateful_dataloader")
+    program = (
+        "import fastiter.torch, torch.utils.data, torch.utils.data.dataloader as place\n"
+        f"if {patch}:\n"
+        "    torch.utils.data.DataLoader = place.DataLoader = fastiter.torch.DataLoader\n"
+        "from torchdata.stateful_dataloader import StatefulDataLoader\n"
+        "loader = StatefulDataLoader(range(5), 2)\n"
+        "assert len(loader) == len(list(loader)) == 3\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
