@@ -15,6 +15,7 @@ from multiprocessing import process, spawn
 from types import FrameType
 from typing import Any
 
+from fastiter._util import fds
 from fastiter._workers import forkserver, start_method, thread_limits
 from fastiter._workers import main as worker
 
@@ -75,19 +76,21 @@ def _give_key_again() -> None:
         os.set_inheritable(fd, True)  # where it is `read`, too
 
 
-def _remove_address(server: int, path: str) -> None:
+def _remove_address(server: int, alive: int, path: str) -> None:
     """At the server's end, removes what multiprocessing leaves if the program is killed: the name
-    of the server's socket, and its temporary folder."""
-    if os.getpid() == server:  # not one of its workers
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-            os.rmdir(os.path.dirname(path))
+    of the server's socket, and its temporary folder. `alive`: a pipe that ends with the program."""
+    if os.getpid() != server or not fds.events(alive, 0.0):  # a worker; the program needs both
+        return
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+        os.rmdir(os.path.dirname(path))
 
 
 def _begin() -> None:
-    if "listener_fd" in (names := _names_in_server()):
+    if {"listener_fd", "alive_r"} <= (names := _names_in_server()).keys():
         with socket.socket(fileno=os.dup(names["listener_fd"])) as listener:
-            atexit.register(_remove_address, os.getpid(), listener.getsockname())
+            path = listener.getsockname()
+        atexit.register(_remove_address, os.getpid(), names["alive_r"], path)
     text = os.environ.pop(forkserver.PRELOAD, "")
     thread_limits.limit_threads()
     if not text:
