@@ -15,12 +15,12 @@
 /* Maps `bytes` of the slot at least. FI_E_SPACE: there is no address space; EBADF: the descriptor is
  * closed, or that of another file. By fi_slot_reach. */
 int fi_slot_map(const fi_ring *ring, uint32_t slot, uint64_t bytes);
-/* Sees to it that the slot is mapped up to `bytes`. One thread at a time in each process. Then,
- * whether it is mapped there at `address`. */
+/* Sees to it that the slot is mapped up to `bytes`. One thread at a time in each process. */
 static inline int fi_slot_reach(const fi_ring *ring, uint32_t slot, uint64_t bytes)
 {
     return bytes <= ring->windows[slot].bytes ? FI_OK : fi_slot_map(ring, slot, bytes);
 }
+/* Whether the slot is mapped up to `bytes`, at `address`. */
 static inline bool fi_slot_is_at(const fi_ring *ring, uint32_t slot, const char *address,
                                  uint64_t bytes)
 {

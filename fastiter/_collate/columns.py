@@ -129,7 +129,7 @@ def _step(spec: Any, dtype: Any, rule: FieldRule) -> Step:
         return Step(fill)
     is_left = type(rule.fill) is numpy_fallback.OnLeft  # compiled code pads on the right
     if is_left or (kind == ARRAY and not rule.takes_whole(shape[0])):
-        raise ValueError("the column is no row's length, or on the right of it")
+        raise ValueError("the column is of another length, or padded on the left")
     return Step(fill, rule.max_length, rule.multiple, rule.lengths)
 
 

@@ -91,7 +91,7 @@ cdef class SlotRows(SlotWriter):
     @cython.final
     cdef uint32_t store(self, uint32_t row, object example) except 0:
         if fi_slot_schema(self.end.worker.ring, self.end.claim.slot) != self.schema_number:
-            self.load_schema()  # a call that each row would feel
+            self.load_schema()  # looks again; the call alone would cost each row time
         if self.write_into_slot(row, example):
             return FI_ROW_OK
         self.end.pack_row(Packed(example), row, FI_PACKED_EXAMPLE)
