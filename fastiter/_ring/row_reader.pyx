@@ -213,9 +213,9 @@ def columns(Lease lease, bint copy, as_list=()):
     return dict(zip(schema.keys, outputs)) if schema.container == DICT else tuple(outputs)
 
 
-def leaves(Lease lease, bint copy):
-    """The fields of a batch: an array for each that is stored in a column, a list of texts; or None
-    if a field is neither."""
+def leaves(Lease lease, bint copy, of_array):
+    """The fields of a batch: ``of_array(array)`` for each that is stored in a column, a list of
+    texts; or None if a field is neither."""
     cdef Schema schema = lease.schema
     cdef Py_ssize_t number, row
     cdef Field *f
@@ -230,7 +230,7 @@ def leaves(Lease lease, bint copy):
         array = column(lease, f, copy)
         if array is None:
             return None
-        outputs.append(array)
+        outputs.append(of_array(array))
     return outputs
 
 

@@ -52,8 +52,8 @@ class DefaultCollate:
     pads_alone = False
 
     def __init__(self) -> None:
-        # The schema of the last batch, its tree, and the leaves whose texts come in a tuple.
-        self._known: tuple[Schema | None, Any, list[bool]] = (None, None, [])
+        # The schema of the last batch, its tree, and the leaves that are tuples of texts.
+        self._known: tuple[Schema | None, Any, list[int]] = (None, None, [])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DefaultCollate, ()
@@ -63,18 +63,16 @@ class DefaultCollate:
 
     def from_columns(self, lease: Lease) -> Any:
         """The batch, its tensors views of the slot; None if the columns do not hold all of it."""
-        leaves = row_reader.leaves(lease, lease.is_copied)
+        leaves = row_reader.leaves(lease, lease.is_copied, torch.from_numpy)
         if leaves is None:
             return None
-        if lease.schema is not self._known[0]:
-            tree = _batch_tree(lease.schema)
-            self._known = lease.schema, tree, [*_in_tuples(tree)]
-        _, tree, tuples = self._known
-        values = [
-            torch.from_numpy(leaf) if type(leaf) is not list else tuple(leaf) if is_tuple else leaf
-            for leaf, is_tuple in zip(leaves, tuples, strict=True)
-        ]
-        return values[0] if tree is None else row_reader.grow(tree, iter(values))
+        schema, tree, tuples = self._known
+        if lease.schema is not schema:
+            tree, tuples = _batch_tree(lease.schema)
+            self._known = lease.schema, tree, tuples
+        for number in tuples:
+            leaves[number] = tuple(leaves[number])
+        return leaves[0] if tree is None else row_reader.grow(tree, iter(leaves))
 
     def convert(self, examples: list[Any], indices: Any) -> Any:
         # In this process, but as in a worker.
@@ -82,13 +80,15 @@ class DefaultCollate:
         return collate(in_worker, examples, [i if i is None else int(i) for i in indices])
 
 
-def _batch_tree(schema: Any) -> Any:
-    """The containers of a batch: as in an example, but lists for tuples."""
-    if schema.tree is not None:
-        return _with_lists(schema.tree)
-    if schema.container == BARE:
-        return None
-    return _with_lists((schema.container, schema.keys or schema.type, (None,) * len(schema.specs)))
+def _batch_tree(schema: Any) -> tuple[Any, list[int]]:
+    """The containers of a batch: as in an example, but lists for tuples; and the leaves that are
+    tuples of texts."""
+    node = schema.tree
+    if node is None and schema.container != BARE:
+        node = schema.container, schema.keys or schema.type, (None,) * len(schema.specs)
+    tree = _with_lists(node)
+    leaves = enumerate(zip(schema.specs, _in_tuples(tree), strict=True))
+    return tree, [n for n, (spec, is_in_tuple) in leaves if is_in_tuple and spec[0] == TEXT]
 
 
 def _with_lists(node: Any) -> Any:

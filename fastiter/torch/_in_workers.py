@@ -284,8 +284,8 @@ class WorkersIterator(LoaderIterator):
             reply = capture(_utils.pin_memory.pin_memory, reply, self._pin_memory_device)
             if type(reply) is Failure:
                 return before, reply
-        n_more_keys = after.n_more_keys + plan.state.size
-        after = Delivered(after.n_yielded + 1, *after[1:-1], n_more_keys)
+        counts = after.n_yielded + 1, *after[1:-1], after.n_more_keys + plan.state.size
+        after = tuple.__new__(Delivered, counts)  # as `Delivered(*counts)`, in C
         if self._takes_snapshots and self._interval and after.n_yielded % self._every == 0:
             after = after._replace(snapshot=self._snapshot_now(after, plan), n_more_keys=0)
         return after, reply

@@ -258,13 +258,13 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
                 plans.deliver()
                 continue
             plan.progress, batch = found
-            if type(batch) is AllSkipped:
+            if self._policy is not None and type(batch) is AllSkipped:
                 if not self._stays_in_step:
                     self._pass_over()
                     batch.clear()
                     continue
                 batch = plan.outcome = batch_of_none(batch, True)
-            if plan.progress is not before and self._is_iterable:
+            if self._is_iterable and plan.progress is not before:
                 told = capture(self._compare_length, plan.progress.n_yielded)
                 batch = batch if told is None else told
             if self._copies is not None and type(batch) is not Failure:
