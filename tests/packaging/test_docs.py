@@ -162,6 +162,13 @@ def test_the_figure_of_the_segment_shows_the_present_layout() -> None:
     )
 
 
+def test_the_readme_is_one_screen() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 700
+    rows = [line for line in text.split("\n") if line.startswith("|")]
+    assert len(rows) <= 2 + 6, "one table, of at most six rows below its head"
+
+
 def test_pages_tell_the_number_of_faults_that_are_listed() -> None:
     rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs/reference/reliability.md").read_text(), re.M)
     assert [int(row) for row in rows] == [*range(1, len(rows) + 1)]
