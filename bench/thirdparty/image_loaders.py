@@ -6,8 +6,9 @@ FOLDER has a folder of images for each class; without it, 1,000 synthetic photog
 are made. Each loader reads, decodes, crops at random, resizes to 224 and mirrors, in batches of 64
 by 2 workers. Batches are uint8, and float32, normalised, where the name says so. TurboLoader has
 float32 alone and decodes only what a crop needs; datago crops nothing, and gives images one by one;
-lists hold crops of varying shape, which Pillow has decoded. ``decoder`` is no loader: two processes
-that read and decode all files by simplejpeg. What is not installed is left out.
+lists hold crops of varying shape, which Pillow has decoded. dataloader-rs, which needs Python 3.13,
+runs torchvision's transforms of tensors in threads. ``decoder`` is no loader: two processes that
+read and decode all files by simplejpeg. What is not installed is left out.
 
 Printed are medians: images a second; the share of the decoder's rate; milliseconds of CPU time an
 image, of the whole program and of the training process alone; seconds until the first batch; and
@@ -214,12 +215,11 @@ def _epochs(loader: Any) -> Epoch:
     return lambda: (len(y) for _, y in loader)
 
 
-def torchs(folder: str, batch_size: int, workers: int, decoder: str, dtype: str = "uint8") -> Epoch:
-    """torch's loader with torchvision's transforms."""
+def _torchvisions(folder: str, decoder: str, dtype: str = "uint8") -> Any:
+    """torchvision's dataset of a folder, with its transforms."""
     import torch
     import torchvision
     import torchvision.transforms.v2 as v2
-    from torch.utils.data import DataLoader
 
     steps = [v2.RandomResizedCrop(_SIDE, antialias=True), v2.RandomHorizontalFlip()]
     options: dict[str, Any] = {}
@@ -229,8 +229,42 @@ def torchs(folder: str, batch_size: int, workers: int, decoder: str, dtype: str 
         steps.append(v2.PILToTensor())
     if dtype == "float32":
         steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(_MEAN, _STD)]
-    dataset = torchvision.datasets.ImageFolder(folder, v2.Compose(steps), **options)
+    return torchvision.datasets.ImageFolder(folder, v2.Compose(steps), **options)
+
+
+def torchs(folder: str, batch_size: int, workers: int, decoder: str, dtype: str = "uint8") -> Epoch:
+    """torch's loader with torchvision's transforms."""
+    from torch.utils.data import DataLoader
+
+    dataset = _torchvisions(folder, decoder, dtype)
     return _epochs(DataLoader(dataset, batch_size, shuffle=True, num_workers=workers))
+
+
+def dataloader_rs(folder: str, batch_size: int, workers: int) -> Epoch:
+    """dataloader-rs's threads, with what torch's loader has over decode_image."""
+    import torch
+    from dataloader_rs import PyDataloader, PyDataset
+    from torch.utils.data import default_collate
+
+    images = _torchvisions(folder, "decode_image")
+
+    class Rows(PyDataset):
+        def __len__(self) -> int:
+            return len(images)
+
+        def __getitem__(self, i: int) -> Any:
+            return images[i]
+
+    options = {"shuffle": True, "num_workers": workers, "collate_fn": default_collate}
+    loader = PyDataloader(Rows(), batch_size, **options)
+
+    def run() -> Iterator[int]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)  # the workers are the threads
+        yield from (len(y) for _, y in loader)
+        torch.set_num_threads(before)
+
+    return run
 
 
 def fastiter(folder: str, batch_size: int, workers: int, dtype: str = "uint8") -> Epoch:
@@ -280,6 +314,7 @@ LOADERS: dict[str, Callable[[str, int, int], Epoch]] = {
     "torch.pillow": functools.partial(torchs, decoder="pillow"),
     "torch.pillow.float32": functools.partial(torchs, decoder="pillow", dtype="float32"),
     "torch.decode_image": functools.partial(torchs, decoder="decode_image"),
+    "dataloader-rs": dataloader_rs,
     "spdl": spdl,
     "dali": dali,
     "turboloader.float32": turboloader,
