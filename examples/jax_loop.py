@@ -1,8 +1,8 @@
 """A JAX training loop: the next batch is transferred while the step computes with this one.
 
 `as_jax` transfers it; on the CPU, JAX shares the memory of the batch instead. Workers are started
-before JAX computes for the first time: its threads make a later fork unsafe, and fastiter would
-take a fork server instead (see docs/guide/starting.md)::
+before JAX computes for the first time: its threads make a later fork unsafe, and JAX warns of it
+(see docs/guide/interop.md)::
 
     python examples/jax_loop.py
 

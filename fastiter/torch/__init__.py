@@ -1,7 +1,7 @@
 """A data loader for PyTorch: torch's `DataLoader` over the ring of shared memory, with a state.
 
 Change ``from torch.utils.data import DataLoader`` to ``from fastiter.torch import DataLoader``.
-This package alone imports torch; it may import all packages but `_cli`.
+``import fastiter`` does not import this package, nor torch. It may import all packages but `_cli`.
 """
 
 from __future__ import annotations
