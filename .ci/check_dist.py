@@ -8,7 +8,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-WHEEL_BYTES = 2_290_000
+# The largest are those of CPython 3.12 and 3.13: 2.32 and 2.30 million bytes, where 3.11 has 2.28.
+WHEEL_BYTES = 2_400_000
 
 
 def sdist_faults(path: Path) -> list[str]:
