@@ -235,6 +235,8 @@ def _lines(place: str, records: list[Record]) -> list[str]:
             f"    fastiter {ours.rate:.1f} batches/s, torch {torchs.rate:.1f} batches/s: "
             f"{ours.rate / torchs.rate:.2f}x" + ", of too few loops for a fair ratio" * caution
         )
+    elif records[-1].compares and both.batches and not records[-1].left_to_torch:
+        lines.append("    not compared: a loader's first loop is fastiter's, its second torch's")
     reasons = dict.fromkeys(each.left_to_torch for each in records if each.left_to_torch)
     lines += [f"    left to torch: {reason}" for reason in reasons]
     stats = next((found for each in reversed(records) if (found := each.stats())), None)

@@ -264,6 +264,7 @@ def test_compared_classes_take_turns(program, tmp_path, persistent):
     assert (loader["epochs"], loader["batches"]) == (4, 20)
     assert single["compare"] is None
     assert "batches/s, torch " in found.stderr and "of too few loops" not in found.stderr
+    assert found.stderr.count("    not compared: ") == 1, "of the loader with a single loop"
 
 
 def test_wrong_commands(tmp_path):
