@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import planner_of
 
 from fastiter import (
     MultiprocessIterator,
@@ -23,7 +24,6 @@ from fastiter import (
 from fastiter.iterators import Epoch, EpochSampler
 from fastiter.random import example_rng
 from fastiter.tokens import TokenDataset
-from tests.support.inside import planner_of
 
 N = 47
 CLASSES = np.arange(N) % 3

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import Interrupts, interrupted_by_timer
 
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
 from fastiter.datasets import StreamDataset
-from tests.support.interrupts import Interrupts, interrupted_by_timer
 
 HANG = 60
 KINDS: dict[str, Any] = {

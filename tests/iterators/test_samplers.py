@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import planner_of
 
 from fastiter import (
     BlockShuffleOrderSampler,
@@ -23,7 +24,6 @@ from fastiter import (
     random,
 )
 from fastiter._plan.epoch_sampler import SamplerRecord
-from tests.support.inside import planner_of
 
 N = 23
 WEIGHTS = np.arange(1.0, N + 1)

@@ -263,6 +263,16 @@ def test_tests_reach_into_iterators_in_one_place():
     }
 
 
+def test_tests_import_their_support_by_its_own_names():
+    # `tests` is no package where an installed one is tested, from outside of the sources.
+    wrong = [
+        relative(path)
+        for path in (TOP / "tests").rglob("*.py")
+        if re.search(r"^\s*(?:from|import) tests\b", path.read_text(), re.MULTILINE)
+    ]
+    assert wrong == []
+
+
 def test_no_file_is_too_long():
     folders = ("fastiter", "tests", "bench", "examples")
     sources = [

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from inside import ring_of
-
-from tests.process.outside import wait_until
+from outside import wait_until
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

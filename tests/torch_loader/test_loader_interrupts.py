@@ -7,10 +7,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.utils.data as torch_data  # noqa: E402
+from interrupts import Interrupts  # noqa: E402
 
 from fastiter.datasets import StreamDataset  # noqa: E402
 from fastiter.torch import DataLoader  # noqa: E402
-from tests.support.interrupts import Interrupts  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning"),

@@ -14,16 +14,7 @@ from support.transports import by_json
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.utils.data as torch_data  # noqa: E402
-
-from fastiter import (  # noqa: E402
-    LengthBucketBatchSampler,
-    SerialIterator,
-    ShuffleOrderSampler,
-)
-from fastiter.errors import SkipLimitError  # noqa: E402
-from fastiter.tokens import TokenDataset  # noqa: E402
-from fastiter.torch import Batches, DataLoader, Order  # noqa: E402
-from tests.torch_loader.orders_of import (  # noqa: E402
+from orders_of import (  # noqa: E402
     BATCHES,
     KINDS,
     ORDERS,
@@ -35,6 +26,15 @@ from tests.torch_loader.orders_of import (  # noqa: E402
     loader_of,
     values,
 )
+
+from fastiter import (  # noqa: E402
+    LengthBucketBatchSampler,
+    SerialIterator,
+    ShuffleOrderSampler,
+)
+from fastiter.errors import SkipLimitError  # noqa: E402
+from fastiter.tokens import TokenDataset  # noqa: E402
+from fastiter.torch import Batches, DataLoader, Order  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
 

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from interrupts import interrupted_by_timer
 
 from fastiter._clib.file_locks import FileLocks
-from tests.support.interrupts import interrupted_by_timer
 
 WHAT = "this test"
 
