@@ -37,8 +37,9 @@ _UNTOUCHED = -2  # in no order that was ever stored
 def exchange(serializer: Callable[[str, Any], Any], planner: Planner) -> dict[str, Any] | None:
     """Save a planner's state to a serializer, or return the record that the serializer loads."""
     state = planner.state
-    # A float made here, so that identity tells whether it was stored or replaced.
-    detail = -1.0 if state.previous_epoch_detail is None else state.previous_epoch_detail * 1.0
+    # A float made here, so that identity tells whether it was stored or replaced. A constant would
+    # be the one that an earlier call has stored.
+    detail = (-1.0 if state.previous_epoch_detail is None else state.previous_epoch_detail) * 1.0
     stored = {_DETAIL: _ask(serializer, _DETAIL, detail)}
     given = {key: getattr(state, name) for key, name in _NUMBERS.items()}
     for key, value in given.items():

@@ -108,6 +108,14 @@ def test_snapshot_of_one_kind_loads_into_another(make_source, make, save, load, 
     assert rest_of_epoch(target)[:2] == rest_of_epoch(source)[:2]
 
 
+def test_a_snapshot_of_the_start_loads_where_nothing_was_delivered(make):
+    first, second = make(range(50), 5), make(range(50), 5)
+    stored: dict[str, Any] = {}
+    first.serialize(stored.__setitem__)
+    second.serialize(lambda key, value: stored[key])
+    assert list(next(second)) == list(next(first))
+
+
 def test_loading_drops_what_was_fetched_ahead(make, save, load):
     iterator = make(range(100), 3, shuffle=False)
     stored = save(iterator)
