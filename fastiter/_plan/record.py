@@ -276,9 +276,8 @@ def _loaded_epoch(
         order, cuts = _order_again(
             sampled, stored, position, planner, recut, cut, record.get("seed"), strict=strict
         )
-        former_size = None
-        if not planner.varies and len(order) < dataset_size and len(order) != state.epoch_size:
-            former_size = len(order)
+        size = None if planner.varies or len(order) >= dataset_size else len(order)
+        former_size = None if size == state.epoch_size != planner.former_size else size
         return order, cuts, sampled.n_drawn, former_size, recut
     if sampled is not None and stored is ABSENT:
         raise ValueError(
@@ -291,10 +290,11 @@ def _loaded_epoch(
     order = _loaded_order(stored, state.order, dataset_size, strict=strict)
     n_examples = cut.get("n_examples", dataset_size)
     if order is None and n_examples != dataset_size:
-        _check_growth(n_examples, dataset_size, strict=strict)
+        _check_growth(n_examples, dataset_size, strict=strict and n_examples != planner.former_size)
         former_size = n_examples
-    if order is not None and not strict and len(order) < dataset_size == state.epoch_size:
-        former_size = len(order)
+    if order is not None and len(order) < dataset_size:
+        is_told = not strict and dataset_size == state.epoch_size
+        former_size = len(order) if is_told or len(order) == planner.former_size else None
     if order is not state.order and gives_permutations(sampler):
         _check_permutation(order)
     if order is not state.order and is_epoch_sampler(sampler):

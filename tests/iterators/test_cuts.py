@@ -702,6 +702,29 @@ def test_a_dataset_that_has_grown(sampler):
             smaller.load_state_dict(state, strict=strict)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    "make_sampler",
+    [lambda: ShuffleOrderSampler(3), ShuffleOrderSampler, lambda: np.roll, lambda: None],
+    ids=["seed", "generator", "function", "none"],
+)
+def test_a_state_that_is_loaded_again_tells_of_a_dataset_that_has_grown(make_sampler, strict):
+    def make(n: int) -> SerialIterator:
+        sampler = make_sampler()
+        arguments = {"shuffle": False} if sampler is None else {"order_sampler": sampler}
+        return SerialIterator(range(n), 4, **arguments)
+
+    old, grown = make(10), make(15)
+    first = next(old)
+    grown.load_state_dict(old.state_dict(), strict=False)
+    second = next(grown)
+    for _ in range(2):
+        grown.load_state_dict(grown.state_dict(), strict=strict)
+    rows = [*first, *second, *(row for _ in range(5) for row in next(grown))]
+    assert sorted(rows[:10]) == list(range(10))
+    assert sorted(rows[10:25]) == list(range(15))
+
+
 @pytest.mark.parametrize("kind", ["weights", "mixture", "buckets"])
 def test_orders_that_are_made_for_their_examples_refuse_a_dataset_that_has_grown(kind):
     def make(n: int) -> SerialIterator:
