@@ -115,8 +115,8 @@ class Planner(EpochPlanQueue):
         self.last_epoch = last_epoch  #: without ``repeat`` the number of the only epoch
         self._order_sampler = order_sampler
         self._dataset_len = dataset_len
-        #: steps from which on arguments and size of epochs were others, and that size
-        self.anchors: tuple[tuple[Anchor, int], ...] = ((state.anchor, state.epoch_size),)
+        #: where arguments or size of epochs changed: that step, that size, the last epoch before
+        self.anchors: tuple[tuple[Anchor, int, int], ...] = ((state.anchor, state.epoch_size, -1),)
         #: the number of an epoch that was begun with other cuts, and all its cuttings
         self.recut: tuple[int, tuple[Cutting, ...]] | None = None
         self.missing: Missing | None = None  #: in the state that was loaded
@@ -200,7 +200,7 @@ class Planner(EpochPlanQueue):
     def anchor(self) -> Anchor:
         """The step from which on the present arguments and the present size of epochs hold."""
         step, oldest = self.state.step, self.anchors[0][0]
-        return next((each for each, _ in reversed(self.anchors) if each.step <= step), oldest)
+        return next((each for each, _, _ in reversed(self.anchors) if each.step <= step), oldest)
 
     if TYPE_CHECKING:
 
@@ -244,7 +244,8 @@ class Planner(EpochPlanQueue):
 
     def snapshot(self) -> Snapshot:
         """The snapshot from which an iteration like this one continues."""
-        return Snapshot(self.state, self.seed, self.progress, self.anchor, self.recut)
+        of = self.state, self.seed, self.progress, self.anchor
+        return Snapshot(*of, self.recut, self.former_size)
 
     def go_on_from(self, snapshot: Snapshot) -> None:
         """Restart from a snapshot; after an error all is as it was."""
@@ -256,7 +257,7 @@ class Planner(EpochPlanQueue):
             if self.example_seed is not None:
                 self.example_seed = snapshot.seed
             self.restart(snapshot.state, snapshot.skips, *snapshot.ahead)
-            self.anchors = ((snapshot.anchor, snapshot.state.epoch_size),)
+            self.anchors = ((snapshot.anchor, snapshot.state.epoch_size, -1),)
         except BaseException:
             for name, value in zip(names, before, strict=True):
                 setattr(self, name, value)
@@ -358,4 +359,5 @@ class Planner(EpochPlanQueue):
         if is_epoch_sampler(sampler):
             sampler.number = max(sampler.number, state.n_drawn)
         if state.epoch_size != self.anchors[-1][1] and not self.varies:  # the dataset has grown
-            self.anchors = (*self.anchors[-_MOST_ANCHORS:], (state.anchor, state.epoch_size))
+            grown = state.anchor, state.epoch_size, self.state.epoch
+            self.anchors = (*self.anchors[-_MOST_ANCHORS:], grown)

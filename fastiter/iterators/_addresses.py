@@ -111,11 +111,11 @@ class Preview(Planner):
             self._base = state.anchor
             return self._base
         self._until = sys.maxsize
-        for anchor, size in reversed(self.anchors):
+        for anchor, size, until in reversed(self.anchors):
             self._base, self._sizes = anchor, (size, self._sizes[0])
             if anchor.step <= step:
                 return anchor
-            self._until = anchor.epoch - 1
+            self._until = until
         raise LookupError(
             f"step {step} is before step {anchor.step}, from which on the present batch_size, "
             "ranks, seed or number of examples hold: load a state that was saved before then, with "
@@ -224,9 +224,12 @@ class Preview(Planner):
         self._begin_at(step)  # a LookupError names this step, not the one before
         return self.advance(self.before(step - 1)).state  # type: ignore[no-any-return]
 
-    def anchor_of(self, state: State) -> Anchor:
-        """The anchor that holds at a state that `after` has found."""
-        return self._base if self.varies or state.epoch_size == self._sizes[0] else state.anchor
+    def anchors_of(self, state: State) -> tuple[tuple[Anchor, int, int], ...]:
+        """`Planner.anchors` up to a state that `after` has found."""
+        known = tuple(each for each in self.anchors if each[0].step <= self._base.step)
+        if self.varies or state.epoch_size == self._sizes[0]:
+            return known
+        return (*known, (state.anchor, state.epoch_size, self._until))
 
 
 class SkippingPlanner(Planner):

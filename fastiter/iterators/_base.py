@@ -497,12 +497,11 @@ class PlannedIterator(Loop, IteratorProperties):
         with self._lock:
             self._check_reopenable("seek()")
             preview = Preview(self._planner, self.rank, self._epochs)
-            state, former_size = preview.after(step), self._planner.former_size
-            anchor = preview.anchor_of(state)
-            snapshot = self._planner.snapshot()._replace(
-                state=state, anchor=anchor, former_size=former_size
-            )
-            self._go_on_from(snapshot)
+            state = preview.after(step)
+            anchors = preview.anchors_of(state)
+            snapshot = self._planner.snapshot()
+            self._go_on_from(snapshot._replace(state=state, anchor=anchors[-1][0]))
+            self._planner.anchors = anchors
 
     def _go_on_from(self, snapshot: Snapshot) -> None:
         begun = self._planner.begun_work()

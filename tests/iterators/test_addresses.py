@@ -377,12 +377,13 @@ actions = st.sampled_from(["step", "step", "step", "load", "grow", "grow while r
     st.lists(st.tuples(actions, st.integers(1, 5)), max_size=14),
     st.sampled_from([None, 3]),
     st.booleans(),
-    st.integers(1, 4),
+    st.integers(1, 4) | st.integers(5, 40),
 )
 @settings(max_examples=150, deadline=None)
 def test_addresses_of_a_dataset_that_grows(acts, seed, drop_last, batch_size):
     """Each batch that was delivered is told as it was, or refused; those to come as they come."""
     data, delivered = list(range(5)), {}
+    drop_last = drop_last and batch_size <= len(data)
 
     def make():
         order = {"shuffle": False} if seed is None else {"order_sampler": ShuffleOrderSampler(seed)}
@@ -430,6 +431,22 @@ def test_a_state_is_told_right_epochs_after_its_dataset_has_grown(order):
     assert [next(later) for _ in range(3)] == [delivered[step] for step in (6, 7, 8)]
     with pytest.raises(LookupError, match="number of examples"):
         later.batch_at(1)
+
+
+@pytest.mark.parametrize("order", [lambda: None, lambda: ShuffleOrderSampler(3)])
+def test_steps_of_several_epochs_around_the_growth_of_a_dataset(order):
+    def make(size):
+        sampler = order()
+        given = {"shuffle": False} if sampler is None else {"order_sampler": sampler}
+        return SerialIterator(range(size), 40, **given)
+
+    former, grown = make(10), make(15)
+    grown.load_state_dict(former.state_dict(), strict=False)
+    delivered = [next(grown) for _ in range(4)]  # the first one has 10 examples, and twice 15
+    for step in (3, 0, 2, 1):
+        assert [grown.batch_at(each).indices.tolist() for each in range(4)] == delivered
+        grown.seek(step)
+        assert next(grown) == delivered[step]
 
 
 def test_an_epoch_without_a_full_batch_ends_where_later_ones_have_some():
