@@ -188,12 +188,12 @@ def record_of_all(records: Sequence[Mapping[str, Any]], rank: int) -> Mapping[st
     told = [_delivered(record) if record.get("missing") else (0, False) for record in records]
     if not any(bits for bits, _ in told):
         return own
-    cuts = [loaded_cut(record) for record in records]
+    # The window is that of the record's own position, the anchor is where that rank went on from.
+    cuts = [{**loaded_cut(record), "window": None, "anchor": None} for record in records]
     steps: list[Any] = [record.get("step") for record in records]
     n = cuts[0].get("num_ranks", 1)
     tell_of_all = n == 1 or any(is_of_all for _, is_of_all in told)
-    # The window is that of the record's own position.
-    facts = [({**cut, "window": None}, r.get("seed")) for cut, r in zip(cuts, records, strict=True)]
+    facts = [(cut, record.get("seed")) for cut, record in zip(cuts, records, strict=True)]
     are_alike = all(each == facts[0] for each in facts) and all(type(each) is int for each in steps)
     if tell_of_all and are_alike and len({*told}) == len({*steps}) == 1:
         return own

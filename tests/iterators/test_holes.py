@@ -101,6 +101,26 @@ def test_batches_that_are_missing_come_first_on_any_numbers_of_ranks(kind: str) 
     run()
 
 
+def test_ranks_that_went_on_from_different_steps_of_a_later_epoch() -> None:
+    """Each from its own state; the states that they save then are still those of all ranks."""
+    one = make("buckets", SerialIterator, batch_size=SIZE)
+    next(one)
+    states = [one.state_dict()] * 2
+    for epoch in (1, 0):
+        first, second = ranks_of("buckets", 2)
+        first.load_state_dict(states[0])
+        second.load_state_dict(states[1])
+        while first.epoch < epoch:
+            next(first), next(second)
+        next(first)
+        states = [json.loads(json.dumps(each.state_dict())) for each in (first, second)]
+        states[1]["missing"] = {"delivered": 2}  # the step after the one that it is to deliver
+    assert states[0]["cut"]["anchor"] != states[1]["cut"]["anchor"]
+    iterator = make("buckets", SerialIterator, batch_size=5)
+    iterator.load_state_dict(states)
+    assert next(iterator) == next(second)
+
+
 def test_what_a_state_with_holes_needs() -> None:
     states, batches = with_holes(ranks_of("map", 2), [{1, 2}, {0, 2}])
     other, cut = make("map", SerialIterator, batch_size=5), states[0]["cut"]
