@@ -81,9 +81,9 @@ cdef class EpochPlanQueue(PlanQueue):
             if step.rows > 0:
                 break
             if position == 0 and self.former_size != size:
-                raise ValueError(
-                    f"an epoch of {size} examples has no full batch: batch_size is "
-                    f"{self.batch_size}, for {self.num_ranks} rank(s)")
+                given = f"batch_size is {self.batch_size}" if cuts is None else "tail is 'drop'"
+                raise ValueError(f"an epoch of {size} examples has no full batch: {given}, for "
+                                 f"{self.num_ranks} rank(s)")
             # What is left of an epoch that was begun with smaller batches.
             order, size, n_drawn, cuts = self._next_epoch(order, position, size, n_drawn)
             epoch += 1

@@ -157,6 +157,15 @@ def test_an_epoch_begun_with_smaller_batches_has_no_full_one_left():
     assert once.epoch == 1
 
 
+def test_an_epoch_of_batches_that_leaves_ranks_without_examples():
+    given = [np.arange(6), np.arange(2)]
+    iterator = SerialIterator(
+        range(6), batch_sampler=lambda epoch: [given[epoch]], rank=0, num_ranks=3, tail="drop"
+    )
+    with pytest.raises(ValueError, match=r"of 2 examples has no full batch: tail is 'drop', for 3"):
+        list(itertools.islice(iterator, 2))
+
+
 def test_a_dataset_that_shrinks_to_less_than_a_batch():
     dataset = Keys(10)
     iterator = SerialIterator(dataset, 4, shuffle=False, drop_last=True)
