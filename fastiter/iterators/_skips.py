@@ -109,9 +109,9 @@ class SkipPolicy:
     # A subclass may know these of its plans otherwise.
 
     def _size(self, plan: Plan) -> int:
-        """Examples of the epoch."""
-        order = plan.state.order
-        return len(order) if hasattr(order, "size_within") else plan.epoch_size
+        """Examples of the epoch, of a batch of several epochs those of the last."""
+        order, size = plan.state.order, plan.epoch_size or plan.state.epoch_size
+        return len(order) if hasattr(order, "size_within") else size
 
     def _place(self, plan: Plan, row: int) -> tuple[Any, int]:
         """Dataset index and epoch of a row."""

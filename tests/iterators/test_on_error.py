@@ -18,6 +18,8 @@ import pytest
 from epochs import Step, steps
 
 from fastiter import (
+    Epoch,
+    EpochSampler,
     MultiprocessIterator,
     Replacement,
     SerialIterator,
@@ -244,6 +246,23 @@ def test_the_limit_in_batches_that_span_epochs(make):
     for _ in range(4):
         next(iterator)
     assert iterator.skipped == [Skipped(3, 9, 10, "ValueError: file 3 is broken")]
+
+
+class Longer(EpochSampler):
+    """Each epoch has ten examples more than the one before."""
+
+    varies = True
+
+    def epoch(self, number: int, n_examples: int, cuttings: Any = ()) -> Epoch:
+        return Epoch(np.arange(10 * number + 10))
+
+
+def test_a_share_of_epochs_that_differ_in_length(make):
+    arguments = {"order_sampler": Longer(), "on_error": "skip", "skip_limit": 0.1}
+    iterator = make(Broken(500, [3, 5, 7]), 100, **arguments)
+    for _ in range(3):  # of epochs 0 to 3, then 4 and 5, then 5 to 7
+        next(iterator)
+    assert [(each.index, each.times) for each in iterator.skipped] == [(3, 8), (5, 8), (7, 8)]
 
 
 def test_by_default_one_percent_is_allowed(make):
