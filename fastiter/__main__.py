@@ -79,6 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if sys.stderr is not None:
+    if sys.stderr is not None and sys.argv[1:2] != ["run"]:  # which leaves it to the program
         faulthandler.enable()  # prints the stack of a dataset that crashes, in workers too
     sys.exit(main())

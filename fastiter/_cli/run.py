@@ -55,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
     main = types.ModuleType("__main__")
     if "__annotations__" in vars(sys.modules["__main__"]):  # by the interpreter, up to 3.13
         vars(main)["__annotations__"] = {}
-    sys.modules["__main__"] = main
+    # By the second name, processes of multiprocessing send objects of the program's classes back.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     report = _Report(options)
     _patch_with_torch(report.patched)
     spawn.get_preparation_data = _prepared
@@ -157,7 +158,7 @@ class _Hook:
                 trace = trace.tb_next
             while trace is not None and _runs(trace.tb_frame.f_globals):
                 trace = trace.tb_next
-            error.__traceback__ = trace  # None: it does not compile
+            error.__traceback__ = sys.last_traceback = trace  # None: it does not compile
         self._hook(kind, error, trace)
 
 
@@ -188,30 +189,20 @@ class _Finder:
         finally:
             self._is_asked = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._loaded)
+            self._watch(spec.loader)
         return spec
 
-    def _loaded(self) -> None:
-        sys.meta_path.remove(self)
-        self._imported()
+    def _watch(self, loader: Any) -> None:
+        """Call the function after this loader's work. It stays the object that others find."""
 
+        def exec_module(module: Any) -> None:
+            del loader.exec_module
+            loader.exec_module(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._imported()
 
-class _Loader:
-    """Loads a module as another loader does, and then calls a function."""
-
-    def __init__(self, loader: Any, imported: Callable[[], None]) -> None:
-        self._loader, self._imported = loader, imported
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: Any) -> Any:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: Any) -> None:
-        module.__loader__ = module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._imported()
+        loader.exec_module = exec_module
 
 
 def _patch_here() -> None:

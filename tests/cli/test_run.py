@@ -153,6 +153,11 @@ ENDS = {
     "its own hook": ("sys.excepthook = lambda *e: print('mine', e[1])\nraise KeyError(1)\n", 1),
     "a cause": ("try:\n    {}[1]\nexcept KeyError as e:\n    raise ValueError('v') from e\n", 1),
     "what does not compile": ("def\n", 1),
+    "an abort": ("os.abort()\n", -signal.SIGABRT),
+    "a last traceback": (
+        "import atexit\natexit.register(lambda: print(sys.last_traceback.tb_lineno))\n1 / 0\n",
+        1,
+    ),
 }
 
 
@@ -165,7 +170,7 @@ def test_it_ends_as_the_program_ends(program, tmp_path, end):
     assert ours.stdout == plain.stdout
     text, mark, _ = ours.stderr.partition("fastiter: 0 loaders")
     assert text == plain.stderr
-    assert bool(mark) == (end != "a signal")
+    assert bool(mark) == (end not in ("a signal", "an abort"))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -192,6 +197,46 @@ def test_processes_of_the_program_have_the_class_and_give_no_report(program, met
         f"{[[*range(12)], [*range(12, 24)]]} a process 0",
     ]
     assert found.stderr.count("fastiter: ") == 1
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_send_objects_of_the_programs_classes(program, method):
+    found = program(f"""
+        import multiprocessing
+
+        class Point:
+            pass
+
+        def make(queue):
+            queue.put(Point())
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context({method!r})
+            queue = context.Queue()
+            process = context.Process(target=make, args=(queue,))
+            process.start()
+            print(type(queue.get()) is Point)
+            process.join()
+    """)
+    assert found.stdout == "True\n", found.stderr
+
+
+def test_torch_is_found_as_by_python(tmp_path):
+    """By a program that only looks for it; and it is patched when it is imported then."""
+    (tmp_path / "script.py").write_text("""
+import importlib.util
+import sys
+spec = importlib.util.find_spec("torch")
+print(type(spec.loader), spec.loader == importlib.util.find_spec("json").loader, spec.origin)
+import torch
+found = torch.__spec__.loader
+print(type(found), found is torch.__loader__, vars(found), "torch" in map(str, sys.meta_path))
+print(torch.utils.data.DataLoader.__mro__[1].__module__, file=sys.stderr)
+""")
+    plain = finished(tmp_path, sys.executable, "script.py")
+    ours = finished(tmp_path, *RUN, "script.py")
+    assert ours.stdout == plain.stdout != ""
+    assert ours.stderr.splitlines()[0] == "fastiter.torch._loader"
 
 
 def test_other_programs_have_torchs_class(program):
