@@ -124,6 +124,25 @@ def test_a_row_that_hangs_each_time_fails(collate_fn, on_error):
     assert loader.indices == [8, 9, 10, 11]
 
 
+class Named(Examples):
+    def __getitem__(self, key):
+        return super().__getitem__(int(key))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_batch_of_other_keys_is_made_again_as_a_whole(on_error, tmp_path):
+    options = {"sampler": [*"012345678"], "num_workers": 2, "n_retries": 1, "on_error": on_error}
+    options |= {"skip_limit": 9} if on_error == "skip" else {}
+    found = list(DataLoader(Named(marks=tmp_path), 3, **options, **RETRY))
+    assert [batch.tolist() for batch in found] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    loader = iter(DataLoader(Named(always={4}), 3, **options, **RETRY))
+    next(loader)
+    with pytest.raises(DatasetTimeoutError, match=r"the batch of \['3', '4', '5'\] took") as caught:
+        next(loader)
+    assert caught.value.index is None
+    assert next(loader).tolist() == [6, 7, 8]
+
+
 class SlowAt(Examples):
     def __getitem__(self, index):
         time.sleep(1.0 if index == 9 else 0.0)
