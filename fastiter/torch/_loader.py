@@ -16,7 +16,12 @@ from torch.utils.data import _DatasetKind
 from fastiter._fetch.dataset_access import is_stateful, row_groups_of
 from fastiter._plan.state import SkipState
 from fastiter._stats.autotune import MOST_PREFETCH, first_workers
-from fastiter._util.arguments import checked_flag, checked_int, checked_seconds
+from fastiter._util.arguments import (
+    checked_flag,
+    checked_int,
+    checked_optional_int,
+    checked_seconds,
+)
 from fastiter._util.cpus import usable_cpus
 from fastiter._workers.start_method import SAFE
 from fastiter.datasets.arrow_dataset import table_source
@@ -252,7 +257,9 @@ persistent_workers, pin_memory_device, in_order
             **({"in_order": in_order} if _torch_takes_in_order() else {}),
         )
         self.in_order = in_order
-        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.snapshot_every_n_steps = checked_optional_int(
+            "snapshot_every_n_steps", snapshot_every_n_steps, minimum=0
+        )
         self.seed_examples = checked_flag("seed_examples", seed_examples)
         if self.seed_examples and isinstance(dataset, torch.utils.data.IterableDataset):
             raise ValueError(

@@ -14,13 +14,14 @@ import types
 import weakref
 from collections.abc import Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
 
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.warn import warn_caller
 from fastiter.torch import _loader
+from fastiter.torch._state import generator_of
 
 if TYPE_CHECKING:
     from fastiter._stats.iterator_stats import IteratorStats
@@ -343,27 +344,18 @@ def _new_of_torchs() -> Any:
     return _torchs.__new__(_torchs)
 
 
-class _AnyLoader(type(Protocol)):  # type: ignore[misc]  # derived from ABCMeta
-    """Has ``isinstance(loader, DataLoader)`` hold for loaders of torch's class, too. Subclasses may
-    be abstract, and have protocols as bases; they are none themselves."""
-
-    __new__ = abc.ABCMeta.__new__  # type: ignore[assignment]
-    __instancecheck__ = abc.ABCMeta.__instancecheck__
-
-    def __subclasscheck__(cls, found: Any) -> bool:  # also of ``isinstance``
-        if cls is ProgramLoader:
-            return issubclass(found, _torchs)
-        return abc.ABCMeta.__subclasscheck__(cls, found)
-
-
-class ProgramLoader(_Base, metaclass=_AnyLoader):
+class ProgramLoader(_Base, metaclass=abc.ABCMeta):
     """`fastiter.torch.DataLoader` where the program says torch's: what fastiter refuses is left to
-    torch's class, and the record says why."""
+    torch's class, and the record says why. Loaders of torch's class are instances of it, too."""
 
     __class_getitem__: Any = classmethod(types.GenericAlias)
     _record: Record | None = None  # as of a subclass whose constructor does not call this one's
     _is_turn_of_torch = False  # in this loop, where the classes are compared
     _kept_of_torch: Any = None  # the iterator that persists, of these loops
+
+    @classmethod
+    def __subclasshook__(cls, found: Any) -> Any:  # also of ``isinstance``
+        return issubclass(found, _torchs) if cls is ProgramLoader else NotImplemented
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         record = self._record = Record(*_place(self), type(self).__qualname__)
@@ -418,7 +410,7 @@ class ProgramLoader(_Base, metaclass=_AnyLoader):
     def _get_iterator(self) -> Any:
         record, refused = self._record, ""
         if self._has_state():
-            generator = torch.default_generator if self.generator is None else self.generator
+            generator = generator_of(self)
             drawn = generator.get_state()
             try:
                 return super()._get_iterator()

@@ -103,8 +103,8 @@ def generators_of(loader: Any) -> list[torch.Generator]:
     stands for the global generator. A sampler that is not torch's and has no such attribute may
     draw from the global one."""
     if loader._owner is not None:  # its orders and seeds follow from the seed of its sampler
-        return [] if loader.generator is None else [loader.generator]
-    found = [torch.default_generator if loader.generator is None else loader.generator]
+        return [] if loader.generator is None else [generator_of(loader)]
+    found = [generator_of(loader)]
     for sampler in samplers_in(loader._index_sampler):
         generator = getattr(sampler, "generator", found[0] if is_torchs(sampler) else None)
         if generator is None:
@@ -112,6 +112,12 @@ def generators_of(loader: Any) -> list[torch.Generator]:
         if isinstance(generator, torch.Generator) and all(generator is not g for g in found):
             found.append(generator)
     return found
+
+
+def generator_of(loader: Any) -> torch.Generator:
+    """The generator that torch's class draws from for a loader; it refuses what is none itself."""
+    given = loader.generator
+    return given if isinstance(given, torch.Generator) else torch.default_generator
 
 
 def draws_globally(loader: Any) -> bool:

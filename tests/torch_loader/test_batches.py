@@ -28,7 +28,7 @@ import torch.utils.data as torch_data  # noqa: E402
 
 from fastiter import concat_examples  # noqa: E402
 from fastiter.errors import DatasetError  # noqa: E402
-from fastiter.torch import DataLoader  # noqa: E402
+from fastiter.torch import DataLoader, as_default  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
 
@@ -726,6 +726,31 @@ def test_arguments_that_torch_refuses(arguments):
             loader_class(list(range(5)), **arguments)
         found.append((type(caught.value), str(caught.value)))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("generator", [5, "cpu"])
+def test_what_is_no_generator_is_refused_by_the_loop(generator, shuffle, workers):
+    arguments = {"shuffle": shuffle, "generator": generator}
+    with as_default():
+        patched = torch_data.DataLoader
+    found = []
+    ours = functools.partial(DataLoader, num_workers=workers)
+    for loader_class in (torch_data.DataLoader, ours, patched):
+        loader = loader_class(range(5), **arguments)
+        with pytest.raises(TypeError) as caught:
+            iter(loader)
+        found.append(str(caught.value))
+    assert found == found[:1] * 3
+
+
+@pytest.mark.parametrize(
+    ("every", "error"), [(-1, ValueError), (1.5, TypeError), ("1", TypeError), ([], TypeError)]
+)
+def test_wrong_numbers_of_batches_between_states(every, error):
+    with pytest.raises(error, match="snapshot_every_n_steps must be"):
+        DataLoader(range(5), snapshot_every_n_steps=every)
 
 
 def test_a_prefetch_factor_of_0_is_refused_when_workers_would_start():

@@ -240,6 +240,25 @@ def test_subclasses_that_are_generic_and_have_protocols_as_bases(program):
         assert not isinstance(program.DataLoader(Numbers()), (HasName, Declared))
 
 
+def test_a_subclass_has_a_metaclass_of_its_own(program):
+    class Registering(abc.ABCMeta):
+        names = ()
+
+        def __init__(cls, name: str, *arguments: Any) -> None:
+            super().__init__(name, *arguments)
+            Registering.names += (name,)
+
+    with as_default():
+
+        class Registered(program.DataLoader, metaclass=Registering):
+            pass
+
+        assert iterator_of(Registered(Numbers(), 4)) == "fastiter"
+        assert Registering.names == ("Registered",)
+        assert not isinstance(Before(Numbers()), Registered)
+        assert isinstance(Registered(Numbers()), program.DataLoader)
+
+
 def test_a_class_without_a_hash(program):
     with as_default() as patched:
 
