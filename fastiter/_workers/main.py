@@ -247,8 +247,8 @@ def _value_of(image: Shared[Job], advice: str) -> Job:
             raise
         raise AttributeError(
             f"{error}. A worker that was not forked imports the main module, without what stands "
-            "below its guard, and has nothing of a notebook or an interactive session. Move the "
-            f"definition into a module, or {advice}"
+            "below its guard, and has nothing of a __main__.py, a notebook or an interactive "
+            f"session. Move the definition into a module, or {advice}"
         ) from error
 
 

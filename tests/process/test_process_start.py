@@ -269,6 +269,20 @@ def test_programs_that_need_no_guard(tmp_path, how):
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_classes_of_a_main_module_that_no_worker_imports(tmp_path, method):
+    """Of a folder, archive or package: the error says where they stand."""
+    source = WITHOUT_GUARD.format(method=method, call="pass")
+    source = source.replace("iterator =", "class Own(Blocks):\n    pass\n\n\niterator =", 1)
+    source = source.replace("Blocks(20)", "Own(20)")
+    (tmp_path / "__main__.py").write_text(source)
+    done = subprocess.run(
+        [sys.executable, tmp_path], env=environment(), capture_output=True, text=True, timeout=HANG
+    )
+    assert done.returncode == 1
+    assert "Can't get attribute 'Own'" in done.stderr and "of a __main__.py" in done.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_program_that_comes_from_the_standard_input(method):
     """No worker can import it; a fork needs not."""
     source = f"""
