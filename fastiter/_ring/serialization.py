@@ -18,6 +18,7 @@ loading copies it: pixels of an image.
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import os
@@ -33,6 +34,7 @@ import numpy as np
 from fastiter._clib import status
 from fastiter._ring.file_mappings import FileMappings, address_of
 from fastiter._util import array_subtypes
+from fastiter._util.loaded import loaded
 from fastiter.errors import OverwrittenError
 
 _ALIGNMENT = 64
@@ -411,3 +413,39 @@ def _check_end(view: memoryview, end: int) -> None:
         raise OverwrittenError(
             f"shared memory was overwritten: a packed object of {view.nbytes} bytes claims {end}"
         )
+
+
+def are_same(stored: Any, fetched: Any) -> bool:
+    """Whether two values are equal in type and content, NaN included. What is stored has been
+    pickled once."""
+    if type(stored) is not type(fetched):
+        return False
+    if isinstance(stored, (tuple, list)):
+        return len(stored) == len(fetched) and all(map(are_same, stored, fetched))
+    if isinstance(stored, dict):
+        return list(stored) == list(fetched) and all(
+            map(are_same, stored.values(), fetched.values())
+        )
+    tensor = loaded("torch", "Tensor")
+    if isinstance(stored, tensor):
+        if stored.requires_grad is not fetched.requires_grad:
+            return False
+        stored, fetched = stored.detach(), fetched.detach()
+        if stored.layout is sys.modules["torch"].strided and not stored.is_quantized:
+            stored, fetched = (each.resolve_conj().resolve_neg() for each in (stored, fetched))
+            stored, fetched = stored.contiguous().clone(), fetched.contiguous().clone()
+    with contextlib.suppress(Exception):
+        again = unpack(memoryview(packed_bytes(fetched)))
+        if packed_bytes(stored) == packed_bytes(again):
+            return True
+    try:  # a set has its items in the order of the process that made it, an array those of memory
+        if isinstance(stored, np.ndarray):
+            has_nan = stored.dtype.kind in "fc"
+            are_equal = np.array_equal(stored, fetched, equal_nan=has_nan)
+            return bool(are_equal and stored.dtype == fetched.dtype)
+        if stored == fetched if tensor is not type(stored) else stored.equal(fetched):
+            return True
+    except Exception:
+        pass
+    # Of a class whose objects differ by identity, or whose attributes cannot be compared by `==`.
+    return bool(getattr(stored, "__dict__", None)) and are_same(vars(stored), vars(fetched))

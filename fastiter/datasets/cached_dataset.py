@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
-import sys
 import time
 from typing import Any
 
@@ -15,12 +13,11 @@ import numpy.typing as npt
 
 from fastiter._clib import status
 from fastiter._fetch.cache_table import HEAD_BYTES, CacheTable, start_of
-from fastiter._ring.serialization import Packed, packed_bytes, unpack
+from fastiter._ring.serialization import Packed, are_same, unpack
 from fastiter._ring.stored_fields import fields_of
 from fastiter._stats.cache_stats import CacheStats
 from fastiter._util.arguments import checked_flag, checked_path
 from fastiter._util.context import Closing
-from fastiter._util.loaded import loaded
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._batched import fetch
@@ -409,39 +406,3 @@ def _checked_size(name: str, value: Any) -> float:
     if match is None or not 0 < float(match[1]) <= 100:
         raise ValueError(f'{name} must be a share above 0 % up to 100 %, like "60%", not {value!r}')
     return float(match[1]) / 100
-
-
-def are_same(stored: Any, fetched: Any) -> bool:
-    """Whether two values are equal in type and content, NaN included. What is stored has been
-    pickled once."""
-    if type(stored) is not type(fetched):
-        return False
-    if isinstance(stored, (tuple, list)):
-        return len(stored) == len(fetched) and all(map(are_same, stored, fetched))
-    if isinstance(stored, dict):
-        return list(stored) == list(fetched) and all(
-            map(are_same, stored.values(), fetched.values())
-        )
-    tensor = loaded("torch", "Tensor")
-    if isinstance(stored, tensor):
-        if stored.requires_grad is not fetched.requires_grad:
-            return False
-        stored, fetched = stored.detach(), fetched.detach()
-        if stored.layout is sys.modules["torch"].strided and not stored.is_quantized:
-            stored, fetched = (each.resolve_conj().resolve_neg() for each in (stored, fetched))
-            stored, fetched = stored.contiguous().clone(), fetched.contiguous().clone()
-    with contextlib.suppress(Exception):
-        again = unpack(memoryview(packed_bytes(fetched)))
-        if packed_bytes(stored) == packed_bytes(again):
-            return True
-    try:  # a set has its items in the order of the process that made it, an array those of memory
-        if isinstance(stored, np.ndarray):
-            has_nan = stored.dtype.kind in "fc"
-            are_equal = np.array_equal(stored, fetched, equal_nan=has_nan)
-            return bool(are_equal and stored.dtype == fetched.dtype)
-        if stored == fetched if tensor is not type(stored) else stored.equal(fetched):
-            return True
-    except Exception:
-        pass
-    # Of a class whose objects differ by identity, or whose attributes cannot be compared by `==`.
-    return bool(getattr(stored, "__dict__", None)) and are_same(vars(stored), vars(fetched))

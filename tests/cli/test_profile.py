@@ -25,8 +25,8 @@ from fastiter._cli.profile import chart, dataset_cost, loading
 from fastiter._cli.profile import profile as profile_tool
 from fastiter._cli.profile.search import Search
 from fastiter._cli.profile.trials import Settings, Subject, Trials, record
+from fastiter._ring.serialization import are_same
 from fastiter.datasets import TupleDataset
-from fastiter.datasets.cached_dataset import are_same
 
 DATASETS = """
     import os

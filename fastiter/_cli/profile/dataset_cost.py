@@ -17,10 +17,10 @@ from fastiter._cli.profile.loading import RAISED, UsageError
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
 from fastiter._fetch.reader import DatasetReader, ManyReader
 from fastiter._order.plan import Plan
+from fastiter._ring.serialization import are_same
 from fastiter._threads.pool import thread_times
 from fastiter._util.failures import summary_of
 from fastiter._util.units import nbytes_of
-from fastiter.datasets.cached_dataset import are_same
 from fastiter.iterators.samplers._orders import joined
 
 _GROUP_SECONDS = 100e-6  # examples that take less are timed in groups

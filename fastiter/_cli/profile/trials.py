@@ -14,9 +14,9 @@ import numpy as np
 
 import fastiter
 from fastiter._cli.profile.loading import RAISED
+from fastiter._ring.serialization import are_same
 from fastiter._stats.trace import Trace
 from fastiter._util.failures import summary_of
-from fastiter.datasets.cached_dataset import are_same
 from fastiter.interop._wrapped import map_leaves
 
 Kind = Literal["serial", "threads", "processes", "torch", "fastiter"]  # the last two: DataLoader
