@@ -556,6 +556,33 @@ def test_rows_are_right_while_it_is_cleared():
             cached.clear()
 
 
+def clear_at_once(cached, barrier, times):
+    for _ in range(times):
+        barrier.wait()
+        cached.clear()
+        barrier.wait()
+
+
+def test_processes_that_clear_at_once_leave_the_counts_right():
+    cached = fastiter.cache(range(1_000_000), memory=1 << 26)  # which takes a moment to clear
+    empty, times = cached.stats().bytes, 30
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(3)
+    arguments = (cached, barrier, times)
+    children = [context.Process(target=clear_at_once, args=arguments) for _ in range(2)]
+    for child in children:
+        child.start()
+    for _ in range(times):
+        assert cached[:100] == list(range(100))
+        barrier.wait()
+        barrier.wait()
+        assert cached.stats()[2:4] == (empty, 0)
+        cached[0]
+        assert cached.stats().lost == 0
+    for child in children:
+        child.join()
+
+
 def test_misfits_are_examples():
     class Misfits(Rows):
         def __getitem__(self, i):
