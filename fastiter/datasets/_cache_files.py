@@ -92,7 +92,7 @@ def _open(path: str, meaning: Meaning, number: bytes | None) -> tuple[int, bool,
         except FileNotFoundError:
             if number is not None:
                 raise ValueError(f"the cache {path} was deleted since it was pickled") from None
-            _make(path, meaning, os.link)
+            _make(path, meaning)
             continue
         except OSError as error:
             if error.errno == errno.EISDIR:
@@ -119,7 +119,7 @@ def _open(path: str, meaning: Meaning, number: bytes | None) -> tuple[int, bool,
                 if os.path.samestat(os.stat(path), os.fstat(fd)):
                     if os.fstat(fd).st_size > 0:
                         warn_caller(f"the cache {path} {found}: it is made anew")
-                    _make(path, meaning, os.rename)
+                    _make(path, meaning, replaces=True)
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -149,24 +149,38 @@ def _description(fd: int, path: str) -> _Found | str:
     return _Found(Meaning(length, kind, key), number)
 
 
-def _make(path: str, meaning: Meaning, place: Any) -> None:
-    """Makes a file, and gives it its name by `place`, when it is complete."""
+def _make(path: str, meaning: Meaning, replaces: bool = False) -> None:
+    """Makes a file, which gets its name when it is complete."""
     text = json.dumps([meaning.kind, meaning.key]).encode()
     head = bytearray(_DESCRIPTION_BYTES)
     _HEAD.pack_into(head, 0, _MAGIC, 0, meaning.length, os.urandom(16), len(text))
     head[_HEAD.size : _HEAD.size + len(text)] = text
     struct.pack_into("<Q", head, 16, status.checksum(head, _SUMMED, len(head), 0))
-    fd, temporary = tempfile.mkstemp(prefix=".fastiter.", dir=os.path.dirname(path))  # mode 0600
+    fd, temporary = _nameless(os.path.dirname(path))
     try:
         os.write(fd, head)
         os.posix_fallocate(fd, 0, start_of(meaning.length))
         os.fsync(fd)
+        if replaces:
+            os.unlink(path)
         with contextlib.suppress(FileExistsError):  # another process was faster
-            place(temporary, path)
+            # With a folder it is linkat, which finds the file behind its descriptor.
+            os.link(temporary or f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
     finally:
         os.close(fd)
-        with contextlib.suppress(FileNotFoundError):
+        if temporary:
             os.unlink(temporary)
+
+
+def _nameless(folder: str) -> tuple[int, str]:
+    """A descriptor of a new file of mode 0600 without a name, of which nothing is left if this
+    process is killed; and "". On file systems that have no such files, a name that it has."""
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), ""
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    return tempfile.mkstemp(prefix=".fastiter.", dir=folder)
 
 
 def _table(fd: int, meaning: Meaning, disk: float, is_read_only: bool) -> CacheTable:

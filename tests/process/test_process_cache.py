@@ -227,6 +227,28 @@ def test_many_processes_make_one_file(tmp_path):
         assert cached.stats().rows == N
 
 
+def be_killed(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def open_and_be_killed(path):
+    os.fsync = be_killed  # just before the file gets its name
+    fastiter.cache(Rows(), path=path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"fastiter cache 1 of which the rest is lost"])
+def test_who_is_killed_while_it_makes_a_file_leaves_none(tmp_path, content):
+    path = tmp_path / "cache"
+    if content is not None:
+        path.write_bytes(content)
+    child = multiprocessing.get_context("fork").Process(target=open_and_be_killed, args=(path,))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    left = [] if content is None else [content]
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == left
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_process_that_a_program_starts_opens_its_file(method, tmp_path):
     """The main module has another name there."""
