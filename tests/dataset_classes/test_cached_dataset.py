@@ -488,6 +488,24 @@ def test_an_empty_file_counts_as_none(tmp_path):
     assert cached[0] == 1 and path.stat().st_size > 1000
 
 
+def test_a_file_system_where_each_file_has_a_name(tmp_path, monkeypatch):
+    real = os.open
+
+    def refuse(path, flags, *rest):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    path = tmp_path / "file"
+    for content in (b"", b"fastiter cache 1"):
+        path.write_bytes(content)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cached = fastiter.cache([1, 2], path=path)
+        assert cached[:] == [1, 2] and os.listdir(tmp_path) == ["file"]
+
+
 def test_a_file_that_was_replaced_does_not_load(tmp_path):
     path = tmp_path / "file"
     cached = fastiter.cache([1, 2], path=path)
