@@ -21,6 +21,7 @@ NAME = "resize"
 TITLE = "one crop of an image, resized to 224x224"
 
 SIDE, CROPS, IMAGES = 224, 24, 3
+WINDOW = (SIDE, SIDE), (0, 0), (SIDE, SIDE), False  # all of the result
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 
@@ -51,28 +52,28 @@ def _crops(height: int, width: int) -> list[tuple[np.ndarray, Box]]:
 
 
 def _fastiter(generic: bool = False) -> Callable[[Any], Any]:
-    from fastiter.images._resize import ISA, resize_into
+    from fastiter.images._resize import ISA, resized
 
     out = np.zeros((3, SIDE, SIDE), np.uint8)
     isa = 0 if generic else ISA
 
     def run(crop: Any) -> np.ndarray:
         pixels, box = crop
-        resize_into(pixels, box, (SIDE, SIDE), (0, 0), out, planes=True, isa=isa)
+        resized(pixels, (box, *WINDOW), out, planes=True, isa=isa)
         return out
 
     return run
 
 
 def _fastiter_floats() -> Callable[[Any], Any]:
-    from fastiter.images._resize import resize_into
+    from fastiter.images._resize import resized
 
     out = np.zeros((3, SIDE, SIDE), np.float32)
     table = np.tile(np.arange(256, dtype=np.float32), (3, 1))
 
     def run(crop: Any) -> np.ndarray:
         pixels, box = crop
-        resize_into(pixels, box, (SIDE, SIDE), (0, 0), out, False, table, planes=True)
+        resized(pixels, (box, *WINDOW), out, table, planes=True)
         return out
 
     return run

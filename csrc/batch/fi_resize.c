@@ -60,61 +60,48 @@ static bool take_side(box_side *side, double begin, double end, uint64_t pixels,
     return true;
 }
 
-/* The neighbours of a result, and what each counts, without those at the ends that count nothing. Returns the sum. */
-static double weigh(box_side *side, uint64_t x, double *weights)
-{
-    const uint64_t number = side->corner + (side->mirror ? side->n - 1 - x : x);
-    const double centre = side->begin + ((double)number + 0.5) * side->scale, rate = 1 / side->support;
-    const double from = centre - side->support + 0.5, to = centre + side->support + 0.5;
-    const uint64_t low = from > 0 ? fi_min_u64((uint64_t)from, side->count - 1) : 0;
-    const uint64_t high = fi_min_u64((uint64_t)to, side->count);
-    uint32_t first = (uint32_t)low, n = 0;
-    double total = 0;
-
-    for (uint64_t k = low; k < high && n < side->most; k++) {
-        const double weight = 1 - fabs((double)k + 0.5 - centre) * rate;
-        if (weight > 0) {
-            first = n == 0 ? (uint32_t)k : first;
-            weights[n++] = weight;
-            total += weight;
-        }
-    }
-    if (n == 0) /* a centre lies in a pixel of the box, or at its edge: but for rounding, this does not happen */
-        total = weights[n++] = 1;
-    side->axis.firsts[x] = first;
-    side->axis.counts[x] = n;
-    return total;
-}
-
 /* The integers are differences of the rounded sums so far: they are 2^shift in all, however many, and the errors of
  * neighbours do not add up. */
 static void fill_axis(box_side *side, double *exact)
 {
     /* A box holds the pixels within half a support of each centre, of which none counts less than half as much as
      * another. The window does not matter: its pixels are those of the whole result. */
-    const double largest = fmin(1, 2 / floor(side->support));
+    const double largest = fmin(1, 2 / floor(side->support)), rate = 1 / side->support;
     fi_resize_axis *const axis = &side->axis;
 
     axis->shift = MOST_BITS;
     while (largest * (1 << axis->shift) > LARGEST_WEIGHT)
         axis->shift--;
-    for (uint64_t x = 0; x < side->n; x++) {
-        const double total = weigh(side, x, exact);
-        double sum = 0;
+    for (uint64_t x = 0; x < axis->n; x++) { /* those that are not wanted are as the last one */
+        const uint64_t place = fi_min_u64(x, side->n - 1);
+        const uint64_t number = side->corner + (side->mirror ? side->n - 1 - place : place);
+        const double centre = side->begin + ((double)number + 0.5) * side->scale;
+        const double from = centre - side->support + 0.5;
+        uint64_t end = from > 0 ? (uint64_t)from : 0;
+        uint32_t n = 0;
+        double total = 0, sum = 0;
         int32_t before = 0;
-        for (uint32_t k = 0; k < axis->counts[x]; k++) {
+
+        for (; end < side->count && n < side->most; end++) { /* the pixel around the centre counts a half at least */
+            const double weight = 1 - fabs((double)end + 0.5 - centre) * rate;
+            if (weight > 0)
+                total += exact[n++] = weight;
+            else if (n > 0)
+                break;
+        }
+        for (uint32_t k = 0; k < n; k++) {
             sum += exact[k] * (1 / total);
             const int32_t rounded = (int32_t)(sum * (1 << axis->shift) + 0.5);
             axis->weights[x * side->most + k] = (int16_t)(rounded - before);
             before = rounded;
         }
-        axis->taps = axis->counts[x] > axis->taps ? axis->counts[x] : axis->taps;
+        axis->firsts[x] = (uint32_t)end - n;
+        axis->counts[x] = n;
+        axis->taps = n > axis->taps ? n : axis->taps;
     }
     axis->taps = (uint32_t)fi_align_up(axis->taps, 2);
     for (uint64_t x = 1; x < axis->n; x++) /* closer to each other */
         memmove(axis->weights + x * axis->taps, axis->weights + x * side->most, axis->taps * sizeof *axis->weights);
-    for (uint64_t x = side->n; x < axis->n; x++)
-        axis->firsts[x] = axis->firsts[side->n - 1];
 }
 
 /* The next part of the block; where there is none yet, this only counts. */
@@ -165,10 +152,8 @@ static void resize_rows(const resizing *work, uint64_t row, int16_t *out)
         const uint64_t number = work->rows.first + fi_min_u64(row + k, work->rows.count - 1);
         const uint64_t place = 3 * (number * task->width + work->columns.first);
         rows[k] = task->pixels + place;
-        if (k < FI_RESIZE_ROWS && place + work->reach > bytes) { /* near the end of the pixels */
-            uint8_t *const copy = work->copies + k * work->reach;
-            rows[k] = memcpy(copy, rows[k], 3 * work->columns.count);
-        }
+        if (k < FI_RESIZE_ROWS && place + work->reach > bytes) /* near the end of the pixels */
+            rows[k] = memcpy(work->copies + k * work->reach, rows[k], 3 * work->columns.count);
     }
     work->loops->across(&work->columns.axis, rows, out, work->stride, work->plane);
 }

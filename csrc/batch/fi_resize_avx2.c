@@ -145,30 +145,26 @@ FI_TARGET static void across(const fi_resize_axis *axis, const uint8_t *const *r
     }
 }
 
-FI_INLINE __m256i values_at(const int16_t *values)
-{
-    return _mm256_loadu_si256((const __m256i *)values);
-}
-
 /* FI_RESIZE_VECTOR values of the result. */
 FI_INLINE __m256i weighted(const int16_t *const *rows, uint64_t place, const int16_t *weights, uint32_t pairs,
                            unsigned shift)
 {
     const __m128i bits = _mm_cvtsi32_si128((int)shift);
-    __m256i a = _mm256_set1_epi32(1 << (shift - 1)), b = a, c = a, d = a;
+    const __m256i half = _mm256_set1_epi32(1 << (shift - 1));
+    __m256i low[] = {half, half}, high[] = {half, half};
 
     for (uint32_t p = 0; p < pairs; p++) {
         const __m256i weight = pair_of_weights(weights + 2 * p);
         const int16_t *const upper = rows[2 * p] + place, *const lower = rows[2 * p + 1] + place;
-        const __m256i first = values_at(upper), second = values_at(lower);
-        const __m256i third = values_at(upper + 16), fourth = values_at(lower + 16);
-        a = with_products(a, _mm256_unpacklo_epi16(first, second), weight);
-        b = with_products(b, _mm256_unpackhi_epi16(first, second), weight);
-        c = with_products(c, _mm256_unpacklo_epi16(third, fourth), weight);
-        d = with_products(d, _mm256_unpackhi_epi16(third, fourth), weight);
+        for (int k = 0; k < 2; k++) {
+            const __m256i first = _mm256_loadu_si256((const __m256i *)(upper + 16 * k));
+            const __m256i second = _mm256_loadu_si256((const __m256i *)(lower + 16 * k));
+            low[k] = with_products(low[k], _mm256_unpacklo_epi16(first, second), weight);
+            high[k] = with_products(high[k], _mm256_unpackhi_epi16(first, second), weight);
+        }
     }
-    a = _mm256_packus_epi16(two_pixels(a, b, bits), two_pixels(c, d, bits));
-    return _mm256_permute4x64_epi64(a, _MM_SHUFFLE(3, 1, 2, 0));
+    const __m256i values = _mm256_packus_epi16(two_pixels(low[0], high[0], bits), two_pixels(low[1], high[1], bits));
+    return _mm256_permute4x64_epi64(values, _MM_SHUFFLE(3, 1, 2, 0));
 }
 
 FI_TARGET static void down(const int16_t *const *rows, uint64_t from, const int16_t *weights, uint32_t pairs,

@@ -35,8 +35,6 @@ typedef struct {
                  uint64_t n, uint8_t *out);
 } fi_resize_loops;
 
-#ifdef __x86_64__
-extern const fi_resize_loops fi_resize_avx2;
-#endif
+extern const fi_resize_loops fi_resize_avx2; /* of __x86_64__ alone */
 
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -77,10 +78,9 @@ class ImageFiles(DatasetMixin):
         # Without the rest of `os.path.abspath`: "a/../b" is another file if a is a link.
         self._paths = pack([os.path.join(here, checked_path("paths", path)) for path in listed])
         labels = None if labels is None else [*iterated("labels", "one for each path", labels)]
-        if labels is not None and len(labels) != len(self._paths):
-            n = len(self._paths)
-            raise ValueError(f"labels must be one for each of {n} paths, not {len(labels)}")
-        self._labels = None if labels is None else pack(labels)
+        if labels is not None and len(labels) != len(self):
+            raise ValueError(f"labels must be one for each of {len(self)} paths, not {len(labels)}")
+        self._labels: Any = None if labels is None else pack(labels)
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -153,21 +153,18 @@ class ImageFolder(ImageFiles):
         listed = [extensions] if isinstance(extensions, str) else extensions
         named = iterated("extensions", "a list of ends of names", listed)
         ends = tuple(checked_path("extensions", end).lower() for end in named)
-        paths: list[str] = []
-        labels: list[int] = []
-        empty: list[str] = []
-        for name, label in self.class_to_idx.items():
+        of_class: dict[str, list[str]] = {name: [] for name in self.classes}
+        for name, paths in of_class.items():
             for place, _, files in sorted(os.walk(os.path.join(folder, name), followlinks=True)):
                 found = sorted(file for file in files if file.lower().endswith(ends))
                 paths += [os.path.join(place, file) for file in found]
-            empty += [name] if len(paths) == len(labels) else []
-            labels += [label] * (len(paths) - len(labels))
-        if empty:
+        if empty := [name for name, paths in of_class.items() if not paths]:
             raise FileNotFoundError(
                 f"Found no valid file for the classes {', '.join(empty)}. Supported extensions "
                 f"are: {', '.join(ends)}"
             )
-        super().__init__(paths, transform, labels, **options)
+        labels = [self.class_to_idx[name] for name, paths in of_class.items() for _ in paths]
+        super().__init__(itertools.chain(*of_class.values()), transform, labels, **options)
 
     @property
     def samples(self) -> list[tuple[str, int]]:
@@ -177,8 +174,8 @@ class ImageFolder(ImageFiles):
     @property
     def targets(self) -> list[int]:
         """The label of each image: a new list."""
-        assert self._labels is not None
-        return self._labels.values(0, len(self))
+        labels: list[int] = self._labels.values(0, len(self))
+        return labels
 
 
 def decode(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import io
@@ -16,7 +17,7 @@ from fastiter._order.example_rng import current_generator
 from fastiter._util.arguments import checked_callable, checked_choice, checked_flag
 from fastiter.datasets._images import pillow
 from fastiter.errors import ImageError
-from fastiter.images._resize import resize_into
+from fastiter.images._resize import resized
 from fastiter.images._transforms import CropWindow, ImageTransform, RandomSource
 
 _ORIENTATION = 0x0112  # the tag of EXIF
@@ -27,45 +28,40 @@ _KEPT_BYTES = 64 << 20  # of a thread's decoded pixels
 _of_thread = threading.local()
 
 
+@dataclasses.dataclass(eq=False)
 class Decoder:
     """Makes arrays of images. The parameters are those of `ImageFiles`."""
 
-    def __init__(
-        self,
-        transform: ImageTransform,
-        callable: Any = None,
-        decoder: str = "auto",
-        scaled: bool = True,
-        exif: bool = False,
-    ) -> None:
-        if not isinstance(transform, ImageTransform):
+    transform: ImageTransform
+    callable: Any = None
+    decoder: str = "auto"
+    scaled: bool = True
+    exif: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.transform, ImageTransform):
             raise TypeError(
                 "transform must be a RandomResizedCrop, ResizeCenterCrop or Resize of "
-                f"fastiter.images, not {transform!r:.80}: pass other functions as callable="
+                f"fastiter.images, not {self.transform!r:.80}: pass other functions as callable="
             )
-        self.transform = transform
-        self.callable = checked_callable("callable", callable)
-        self._decoder = checked_choice("decoder", decoder, ("auto", "pillow", "simplejpeg"))
-        self._scaled, self._exif = checked_flag("scaled", scaled), checked_flag("exif", exif)
+        checked_callable("callable", self.callable)
+        checked_choice("decoder", self.decoder, ("auto", "pillow", "simplejpeg"))
+        checked_flag("scaled", self.scaled)
+        checked_flag("exif", self.exif)
         # Now, so that forked workers have them.
         self._pillow = pillow()
-        self._jpeg: Any = None if decoder == "pillow" else _simplejpeg()
-        if decoder == "simplejpeg" and self._jpeg is None:
+        self._jpeg: Any = None if self.decoder == "pillow" else _simplejpeg()
+        if self.decoder == "simplejpeg" and self._jpeg is None:
             raise ImportError(
                 "decoder='simplejpeg' needs simplejpeg, which is not installed: "
                 "pip install simplejpeg"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = self.callable, self._decoder, self._scaled, self._exif
-        return Decoder, (self.transform, *options)
+        return Decoder, (self.transform, self.callable, self.decoder, self.scaled, self.exif)
 
     def array(
-        self,
-        data: Any,
-        path: str | None,
-        source: RandomSource = current_generator,
-        out: npt.NDArray[Any] | None = None,
+        self, data: Any, path: str | None, source: RandomSource = current_generator, out: Any = None
     ) -> Any:
         """Make the array of an image, in ``out``, if that has its shape and dtype, else a new one;
         or what ``callable`` makes of a new one. ImageError for bytes that are damaged, or of no
@@ -84,20 +80,20 @@ class Decoder:
     def _array(self, data: Any, source: RandomSource, out: Any) -> Any:
         transform = self.transform
         sides = self._sides_of_jpeg(data)
-        image: Any = self._opened(data) if sides is None or self._exif else None
+        image: Any = self._pillow.open(io.BytesIO(data)) if sides is None or self.exif else None
         if image is not None and image.format == "TIFF":
             image.load()  # which turns it, whatever is asked for
-        turn = image.getexif().get(_ORIENTATION, 1) if image is not None and self._exif else 1
+        turn = image.getexif().get(_ORIENTATION, 1) if image is not None and self.exif else 1
         (down, across), is_turned = _STEPS.get(turn, (1, 1)), turn in (5, 6, 7, 8)
         height, width = image.size[::-1] if sides is None else sides
         upright = (width, height) if is_turned else (height, width)
         window = transform.window(*upright, source)
         self._check_size(*window.shape)
-        scale = _scale(window) if self._scaled else 1
+        scale = _scale(window) if self.scaled else 1
         size = -(-height // scale), -(-width // scale)
         pixels = None if sides is None else self._decoded(data, scale, *size)
         if pixels is None:
-            with self._opened(data) if image is None else image as image:
+            with self._pillow.open(io.BytesIO(data)) if image is None else image as image:
                 if scale > 1:
                     image.draft(None, (width // scale, height // scale))
                     scale = scale if image.size == size[::-1] else 1  # not all formats can
@@ -109,14 +105,9 @@ class Decoder:
         if is_turned:
             pixels, x, y = pixels.swapaxes(0, 1), y, x
         pixels = np.ascontiguousarray(pixels)
-        planes = transform.layout == "chw"
-        shape = (3, *window.shape) if planes else (*window.shape, 3)
-        fits = type(out) is np.ndarray and (out.shape, out.dtype) == (shape, transform.dtype)
-        out = out if fits and out.flags.carray else np.empty(shape, transform.dtype)
         left, top, right, bottom = (edge / scale for edge in window.box)
-        of_box = (x + left, y + top, x + right, y + bottom), window.size, window.corner
-        resize_into(pixels, *of_box, out, window.flip, transform.table, planes=planes)
-        return out
+        window = window._replace(box=(x + left, y + top, x + right, y + bottom))
+        return resized(pixels, window, out, transform.table, planes=transform.layout == "chw")
 
     def _sides_of_jpeg(self, data: Any) -> tuple[int, int] | None:
         """Height and width of an image that simplejpeg decodes as Pillow does; None of others."""
@@ -130,23 +121,15 @@ class Decoder:
 
     def _decoded(self, data: Any, scale: int, height: int, width: int) -> Any:
         """The pixels by simplejpeg, in memory of this thread; None if it refuses the file."""
-        try:
-            pixels = self._jpeg.decode_jpeg(
-                data,
-                min_height=height,
-                min_width=width,
-                min_factor=scale,
-                buffer=_buffer(3 * height * width),
+        buffer = _buffer(3 * height * width)
+        with contextlib.suppress(ValueError):
+            return self._jpeg.decode_jpeg(
+                data, min_height=height, min_width=width, min_factor=scale, buffer=buffer
             )
-        except ValueError:
-            return None
-        return pixels if pixels.shape == (height, width, 3) else None
-
-    def _opened(self, data: Any) -> Any:
-        return self._pillow.open(io.BytesIO(data))  # which checks the size
+        return None
 
     def _check_size(self, height: int, width: int) -> None:
-        """Raise Pillow's error for an image that takes too much memory."""
+        """Raise Pillow's error, as its `open` does, for an image that takes too much memory."""
         most = self._pillow.MAX_IMAGE_PIXELS
         if most is not None and height * width > 2 * most:
             raise self._pillow.DecompressionBombError(

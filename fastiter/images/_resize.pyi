@@ -3,17 +3,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastiter.images._transforms import CropWindow
+
 ISA: int
 
-def resize_into(
+def resized(
     pixels: npt.NDArray[np.uint8],
-    box: tuple[float, float, float, float],
-    size: tuple[int, int],
-    corner: tuple[int, int],
-    out: npt.NDArray[Any],
-    flip: bool = False,
+    window: CropWindow,
+    out: Any = None,
     table: npt.NDArray[np.float32] | None = None,
     *,
     planes: bool,
     isa: int = ...,
-) -> None: ...
+) -> npt.NDArray[Any]: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -39,22 +40,19 @@ class ImageTransform:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
+        # Values are put into the dictionary, which is not frozen, in one form each.
         checked_choice("layout", self.layout, ("chw", "hwc"))
         checked_choice("interpolation", self.interpolation, ("bilinear",))
         name = getattr(self.dtype, "__name__", str(self.dtype)).removeprefix("torch.")
-        self._put(dtype=checked_choice("dtype", name, ("uint8", "float32")))
+        vars(self).update(dtype=checked_choice("dtype", name, ("uint8", "float32")))
         for name in ("mean", "std"):
             value = getattr(self, name)
             if value is not None and self.dtype == "uint8":
                 raise ValueError(f"{name}={value!r} needs dtype='float32', not 'uint8'")
             if value is not None:
-                self._put(**{name: _numbers(name, value, 3, is_one_enough=True)})
+                vars(self)[name] = _numbers(name, value, 3, is_one_enough=True)
         if isinstance(self.std, tuple) and min(self.std) <= 0:
             raise ValueError(f"std must be above 0, not {self.std!r}")
-
-    def _put(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         shown = []
@@ -116,12 +114,12 @@ class RandomResizedCrop(ImageTransform):
     def __post_init__(self) -> None:
         super().__post_init__()
         (flip,) = _numbers("flip", self.flip, 1, is_one_enough=True)
-        self._put(size=_both("size", self.size), flip=flip)
+        vars(self).update(size=_both("size", self.size), flip=flip)
         for name in ("scale", "ratio"):
             least, most = found = _numbers(name, getattr(self, name), 2)
             if not 0 <= least <= most or most == 0 or (name == "ratio" and least == 0):
                 raise ValueError(f"{name} must be (least, most) of positive numbers, not {found!r}")
-            self._put(**{name: found})
+            vars(self)[name] = found
         if not 0 <= flip <= 1:
             raise ValueError(f"flip must be a probability, from 0 to 1, not {flip!r}")
 
@@ -168,7 +166,7 @@ class ResizeCenterCrop(ImageTransform):
         size = _both("size", self.size)
         if size[0] > height or size[1] > width:
             raise ValueError(f"size must be at most resize={self.resize!r}, not {self.size!r}")
-        self._put(size=size, resize=height if np.ndim(self.resize) == 0 else whole)
+        vars(self).update(size=size, resize=height if np.ndim(self.resize) == 0 else whole)
 
     def window(self, height: int, width: int, source: RandomSource) -> CropWindow:
         shape: Any = self.size
@@ -195,7 +193,7 @@ class Resize(ImageTransform):
     def __post_init__(self) -> None:
         super().__post_init__()
         both = _both("size", self.size)
-        self._put(size=both[0] if np.ndim(self.size) == 0 else both)
+        vars(self).update(size=both[0] if np.ndim(self.size) == 0 else both)
 
     def window(self, height: int, width: int, source: RandomSource) -> CropWindow:
         size = _resized(height, width, self.size)
@@ -206,9 +204,8 @@ def _resized(height: int, width: int, size: tuple[int, int] | int) -> tuple[int,
     """Height and width of a resized image, rounded as torchvision does."""
     if isinstance(size, tuple):
         return size
-    if height <= width:
-        return size, int(size * width / height)
-    return int(size * height / width), size
+    longer = int(size * max(height, width) / min(height, width))
+    return (size, longer) if height <= width else (longer, size)
 
 
 def _both(name: str, value: Any) -> tuple[int, int]:
@@ -222,12 +219,10 @@ def _both(name: str, value: Any) -> tuple[int, int]:
 
 def _numbers(name: str, value: Any, count: int, is_one_enough: bool = False) -> tuple[float, ...]:
     """So many finite numbers; or so many times one number, where that is enough."""
-    try:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         found = (value,) * count if is_one_enough and np.ndim(value) == 0 else value
         if len(found) == count and bool not in map(type, found) and all(map(math.isfinite, found)):
             return tuple(map(float, found))
-    except (TypeError, ValueError, OverflowError):
-        pass
     what = f"{count} finite numbers" if count > 1 else "a finite number"
     raise ValueError(f"{name} must be {what}, not {value!r:.80}")
 
