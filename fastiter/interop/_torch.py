@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastiter.dataset.convert import concat_examples
-from fastiter.interop._wrapped import EpochLoops, library, map_leaves, mapping_like, tuple_like
+from fastiter.interop._wrapped import EpochLoops, library, map_leaves, mapping_like, sequence_like
 
 _REMEDY = "install PyTorch, see https://pytorch.org/get-started (without a GPU: pip install torch)"
 
@@ -80,11 +80,9 @@ class TorchIterator(EpochLoops):
     def _joined(self, examples: Sequence[Any]) -> Any:
         """Tensors of a list of examples."""
         first = examples[0]
-        if isinstance(first, tuple):
+        if isinstance(first, tuple) or (isinstance(first, list) and _differ_in_shape(first)):
             fields = [self._joined(values) for values in zip(*examples, strict=True)]
-            return tuple_like(first, fields)
-        if isinstance(first, list) and _differ_in_shape(first):
-            return [self._joined(values) for values in zip(*examples, strict=True)]
+            return sequence_like(first, fields)
         if isinstance(first, MutableMapping):
             return mapping_like(
                 first, {key: self._joined([example[key] for example in examples]) for key in first}
@@ -106,12 +104,10 @@ class TorchIterator(EpochLoops):
         is_number = dtype.kind in "biufc" or dtype.isbuiltin == 2  # as those of ml_dtypes
         if not is_number or isinstance(array, np.ma.MaskedArray):
             return array
-        if not dtype.isnative:
-            array = array.astype(dtype.newbyteorder("="))
-        elif not array.flags.writeable or any(
+        if not (dtype.isnative and array.flags.writeable) or any(
             step < 0 or step % dtype.itemsize for step in array.strides
         ):
-            array = array.copy()
+            array = array.astype(dtype.newbyteorder("="), "C")
         try:
             return self._torch.from_numpy(array)
         except TypeError as error:

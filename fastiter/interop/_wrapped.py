@@ -54,9 +54,7 @@ class Wrapped:
 
     def finalize(self) -> None:
         """Finalize the wrapped iterator."""
-        finalize = getattr(self._iterator, "finalize", None)
-        if finalize is not None:
-            finalize()
+        getattr(self._iterator, "finalize", lambda: None)()
 
     def __enter__(self) -> Self:
         return self
@@ -106,29 +104,35 @@ class _OneLoop(Wrapped):
     ``batches = iter(loader); first = next(batches)``."""
 
 
-def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply ``function`` to everything in nested tuples, lists and mutable mappings."""
-    if isinstance(value, tuple):
-        return tuple_like(value, [map_leaves(function, part) for part in value])
-    if isinstance(value, list):
-        return [map_leaves(function, part) for part in value]
-    if isinstance(value, MutableMapping):
-        parts = {key: map_leaves(function, part) for key, part in value.items()}
-        return mapping_like(value, parts)
+def map_leaves(
+    function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False
+) -> Any:
+    """Apply ``function`` to all but tuples, lists and mutable mappings that are no leaves."""
+    if not is_leaf(value):
+        if isinstance(value, (tuple, list)):
+            return sequence_like(value, [map_leaves(function, part, is_leaf) for part in value])
+        if isinstance(value, MutableMapping):
+            parts = {key: map_leaves(function, part, is_leaf) for key, part in value.items()}
+            return mapping_like(value, parts)
     return function(value)
 
 
-def tuple_like(value: tuple[Any, ...], parts: list[Any]) -> Any:
-    """A tuple of ``parts``; a named one if ``value`` is, and ``value`` if it has the same."""
-    if all(a is b for a, b in zip(parts, value, strict=True)):  # of any class, such as torch.Size
+def sequence_like(value: Any, parts: list[Any]) -> Any:
+    """A tuple or list of the class of ``value``, with ``parts``; a tuple that has these, itself."""
+    if isinstance(value, list):
+        other = copy.copy(value)  # with the attributes of a subclass
+        other[:] = parts
+        return other
+    if all(a is b for a, b in zip(parts, value, strict=True)):
         return value
-    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    try:
+        return tuple.__new__(type(value), parts)  # its own constructor may take other arguments
+    except TypeError:  # a class of C: torch.Size takes integers alone, one with fields anything
+        return type(value)(parts) if hasattr(value, "n_fields") else tuple(parts)
 
 
 def mapping_like(value: MutableMapping[Any, Any], parts: dict[Any, Any]) -> Any:
     """A mapping of the type and attributes of ``value``, with ``parts``."""
-    if type(value) is dict:
-        return parts
     other = copy.copy(value)
     other.update(parts)
     return other

@@ -122,6 +122,27 @@ def test_examples_without_a_converter_are_joined(processes, kind):
     iterator.finalize()
 
 
+class Both(tuple):
+    def __new__(cls, first: Any, second: Any) -> Any:
+        return super().__new__(cls, (first, second))
+
+
+class Rows(list):
+    pass
+
+
+@pytest.mark.parametrize("converter", [None, lambda rows, _: rows[0]], ids=["joined", "mapped"])
+def test_tuples_and_lists_of_other_classes_keep_these(converter):
+    row = np.arange(3)
+    example = Both(row, Rows([row, 3])), torch.max(torch.eye(3), 1), torch.Size([2, 3])
+    iterator = SerialIterator([example], 1, converter=converter)
+    both, largest, size = next(as_torch(iterator))
+    assert type(both) is Both and type(both[1]) is Rows
+    assert type(both[0]) is type(both[1][0]) is torch.Tensor
+    assert type(largest) is torch.return_types.max and largest.indices.ravel().tolist() == [0, 1, 2]
+    assert size == (2, 3) and type(size) is (tuple if converter is None else torch.Size)
+
+
 def test_columns_of_examples_are_handed_over(processes):
     inner = processes(Arrays())
     for _ in range(4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -168,7 +169,7 @@ class HostCopies(copies.DeviceCopies):
         if isinstance(batch, copies.Pending):
             return batch
         HostCopies.begun += 1
-        return copies.Pending(copies._mapped(lambda leaf: leaf.clone(), batch), [], None)
+        return copies.Pending(copies.map_leaves(copy.deepcopy, batch), [], None)
 
     def hand_out(self, batch: Any) -> Any:
         return self.begin(batch).tree

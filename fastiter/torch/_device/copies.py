@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastiter.interop._wrapped import mapping_like, tuple_like
+from fastiter.interop._wrapped import map_leaves
 from fastiter.torch._worker import Reply
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class DeviceCopies:
             return tensors[-1]
 
         with torch.cuda.stream(self._stream):
-            tree = _mapped(copied, batch)
+            tree = map_leaves(copied, batch, _has_to)
             return Pending(tree, tensors, self._stream.record_event())
 
     def hand_out(self, batch: Any) -> Any:
@@ -94,9 +93,11 @@ class DeviceCopies:
             for tensor in pending.tensors:
                 tensor.record_stream(stream)
             batch = pending.tree
-        return _mapped(self._moved, batch)
+        return map_leaves(self._moved, batch, _has_to)
 
     def _moved(self, leaf: Any) -> Any:
+        if not _has_to(leaf):
+            return leaf
         if isinstance(leaf, torch.Tensor):
             return leaf.to(self.device)
         try:
@@ -146,26 +147,6 @@ def _is_batch(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, tuple, list, MutableMapping))
 
 
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply ``function`` to tensors, and objects with ``to()``, in nested containers."""
-    if callable(getattr(value, "to", None)) and not isinstance(value, type):
-        return function(value)
-    if isinstance(value, tuple):
-        return _of_class(value, tuple_like(value, [_mapped(function, part) for part in value]))
-    if isinstance(value, list):
-        other = copy.copy(value)  # with the class and attributes of a subclass
-        other[:] = [_mapped(function, part) for part in value]
-        return other
-    if isinstance(value, MutableMapping):
-        return mapping_like(value, {key: _mapped(function, part) for key, part in value.items()})
-    return value
-
-
-def _of_class(value: tuple[Any, ...], parts: tuple[Any, ...]) -> Any:
-    """A tuple with the class of ``value``."""
-    if type(parts) is type(value):
-        return parts
-    try:
-        return tuple.__new__(type(value), parts)  # its own constructor may take other arguments
-    except TypeError:
-        return type(value)(parts)  # a class of C, as those of torch.return_types
+def _has_to(value: Any) -> bool:
+    """Whether it moves itself, as a tensor does."""
+    return callable(getattr(value, "to", None)) and not isinstance(value, type)
