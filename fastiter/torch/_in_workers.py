@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable
@@ -477,9 +478,9 @@ def _raised_by(wrapper: ExceptionWrapper) -> Exception:
     text."""
     error: Exception = capture(wrapper.reraise).error
     if type(error) is wrapper.exc_type or isinstance(error, RuntimeError):
-        vars(error).update(wrapper.facts)
-        if isinstance(error, OSError):  # its class may refuse the assignment
-            vars(OSError)["errno"].__set__(error, wrapper.facts.get("errno"))
+        for name, value in wrapper.facts.items():
+            with contextlib.suppress(Exception):  # the class may have one of its own
+                BaseException.__setattr__(error, name, value)
         return error
     name, where = wrapper.exc_type.__name__, wrapper.where
     return RuntimeError(f"Caught {name} {where}.\nOriginal {wrapper.exc_msg}")

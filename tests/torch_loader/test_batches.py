@@ -526,11 +526,16 @@ def test_errors_of_the_dataset(function, batch_size):
     assert last_lines[0] in found[1][1], last_lines
 
 
+class NoFile(FileNotFoundError):
+    name = property(lambda self: self.path)  # refuses to be set
+
+
 def without_a_file(index):
     if index in (3, 90):
-        error = FileNotFoundError(errno.ENOENT, "no file")
+        error = NoFile(errno.ENOENT, "no file")
         error.path = f"{index}.jpg"
         if index == 3:
+            vars(error)["name"] = "hidden"
             error.handle = threading.Lock()  # which is not sent
         raise error
     return index
@@ -543,7 +548,7 @@ def test_errors_keep_attributes(num_workers, first):
     loader = DataLoader(Dataset(without_a_file, 100), 5, sampler=order, num_workers=num_workers)
     with pytest.raises(OSError, match="no file") as caught:
         list(loader)
-    assert caught.value.path == ("90.jpg" if first else "3.jpg")
+    assert caught.value.path == caught.value.name == ("90.jpg" if first else "3.jpg")
     assert caught.value.errno == errno.ENOENT
 
 
