@@ -41,7 +41,7 @@ class Padding:
     """The padding arguments of ``concat_examples``, checked.
 
     Each is one value for all fields, or one per field in a tuple or dict. TypeError or ValueError
-    if a length is not an integer of at least 1, a flag is not a bool, or a multiple has no padding.
+    if a length is not an integer of at least 1, or a flag is not a bool.
     """
 
     def __init__(
@@ -52,25 +52,26 @@ class Padding:
         return_lengths: Any = False,
     ) -> None:
         self.padding = padding
-        self._lists: frozenset[Any] = frozenset()
+        self._lists: Any = ()  # a set, if there are any
         self._nested: Any = None
         self._options = {
             "max_length": _checked("max_length", max_length, _length),
             "pad_to_multiple": _checked("pad_to_multiple", pad_to_multiple, _length),
             "return_lengths": _checked("return_lengths", return_lengths, _flag),
         }
-        if padding is None and pad_to_multiple is not None:
-            raise ValueError(
-                f"pad_to_multiple={pad_to_multiple!r} pads nothing without a fill value: set "
-                "padding, too"
-            )
         #: whether only fill values were given
         self.only_fills = max_length is None and pad_to_multiple is None and not return_lengths
         #: whether there is nothing to do, for any field
         self.is_none = self.only_fills and padding is None
 
-    def for_dataset(self, fills: Any, lists: frozenset[Any], nested: Any) -> Padding:
-        """These rules with `Columns.fills` where no padding was given, `lists` and `nested`."""
+    def for_dataset(self, fills: Any = None, lists: Any = (), nested: Any = None) -> Padding:
+        """These rules with `Columns.fills` where no padding was given, `lists` and `nested`.
+        ValueError if a multiple has no padding."""
+        multiple = self._options["pad_to_multiple"]
+        if self.padding is None and fills is None and multiple is not None:
+            raise ValueError(
+                f"pad_to_multiple={multiple!r} needs padding, of concat_examples or of the dataset"
+            )
         if fills is None and not lists and not nested:
             return self
         found = copy.copy(self)
@@ -159,8 +160,7 @@ class Padding:
                     "has no fill value: give it one in padding"
                 )
             multiple = None
-        multiple = multiple or 1
-        return FieldRule(fill, max_length or -1, multiple, bool(lengths), named, nested=nested)
+        return FieldRule(fill, max_length or -1, multiple or 1, bool(lengths), named, nested=nested)
 
 
 def _in_their_places(padding: Any, fills: dict[Any, Any]) -> Any:

@@ -37,9 +37,7 @@ class ConcatOptions(NamedTuple):
     def for_dataset(self, dataset: Any) -> ConcatOptions:
         """The same, with what a dataset of columns says about them."""
         columns = columns_of(dataset)
-        if columns is None:
-            return self
-        known = columns.fills, columns.lists, columns.nested
+        known = () if columns is None else (columns.fills, columns.lists, columns.nested)
         return self._replace(padding=self.padding.for_dataset(*known))
 
 

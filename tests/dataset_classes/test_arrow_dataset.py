@@ -162,6 +162,16 @@ def test_arguments_of_concat_examples_count_for_lists(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ITERATORS)
+def test_a_multiple_follows_the_padding_of_the_dataset(kind: str) -> None:
+    converter = functools.partial(concat_examples, pad_to_multiple=4)
+    table = pa.table({"ids": [[1], [2, 3, 4, 5, 6]]})
+    (batch,) = batches(ArrowDataset(table, padding=-1), ITERATORS[kind], converter=converter)
+    assert batch["ids"].tolist() == [[1] + [-1] * 7, [2, 3, 4, 5, 6] + [-1] * 3]
+    with pytest.raises(ValueError, match="needs padding, of concat_examples or of the dataset"):
+        batches(ArrowDataset(table), ITERATORS[kind], converter=converter)
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
 def test_lists_of_different_lengths_need_padding(kind: str) -> None:
     dataset = ArrowDataset(pa.table({"ids": [[1], [2, 3]], "name": ["a", "b"]}))
     with pytest.raises(ValueError, match=r"'ids'.*ArrowDataset\(..., padding=0\)"):

@@ -219,7 +219,7 @@ NAMED = [{"x": tokens(3), "y": 1}, {"x": tokens(2), "y": 2}]
         (PAIR, {"max_length": 0}, "max_length must be at least 1"),
         (PAIR, {"max_length": -3}, "max_length must be at least 1"),
         (PAIR, {"padding": 0, "pad_to_multiple": 1 << 60}, "pad_to_multiple must be at most"),
-        (PAIR, {"pad_to_multiple": 4}, "set padding"),
+        (PAIR, {"pad_to_multiple": 4}, "needs padding, of"),
         (PAIR, {"padding": (0, None), "pad_to_multiple": (4, 4)}, "no fill value"),
         (PAIR, {"padding": 0, "max_length": (2,)}, "1 entries for 2 fields"),
         (PAIR, {"padding": 0, "max_length": {"x": 2}}, "is a dict, but the examples are tuples"),
