@@ -245,22 +245,30 @@ class SkippingPlanner(Planner):
     def advance(self, state: State) -> Plan:
         """The plan of the next step that is not left out. Its state also tells of those that are:
         one of them may have ended an epoch."""
-        before, is_new_epoch = state, False
+        before = state
         while self.is_left_out(state.step):
-            skipped = super().advance(state)
+            skipped = super().advance(self._further(state))
             if skipped.indices is None:
                 return skipped
             state = skipped.state
-            is_new_epoch |= state.is_new_epoch
         plan = super().advance(state)
         if plan.indices is None or state is before:
             return plan
-        after = plan.state._replace(
-            is_new_epoch=is_new_epoch or plan.state.is_new_epoch,
-            previous_epoch_detail=before.epoch_detail,
-        )
+        is_new, detail = plan.state.epoch != before.epoch, before.epoch_detail
+        after = plan.state._replace(is_new_epoch=is_new, previous_epoch_detail=detail)
         (indices, _), places = plan.values()
         return Plan(indices, after, **places)
+
+    def _further(self, state: State) -> State:
+        """The state before the last step of its epoch to leave out, or an earlier one."""
+        end = max(stop for start, stop in self._ranges if start <= state.step < stop)
+        n_left = self.n_steps(state.cuts, state.position, state.epoch_size)
+        n_steps = max(0, min(end - state.step, n_left) - 1) if self.has_epoch(state.epoch) else 0
+        position = state.position + n_steps * self.batch_size * self.num_ranks
+        if state.cuts is not None:
+            place = int(np.searchsorted(state.cuts, state.position)) + n_steps * self.num_ranks
+            position = int(state.cuts[place])
+        return state._replace(position=position, step=state.step + n_steps)
 
 
 def checked_ranges(skip_steps: Any) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypeAlias, TypeVa
 
 from fastiter._device import devices
 from fastiter._plan.epoch_sampler import is_epoch_sampler, words_of
-from fastiter._util.arguments import checked_callable, checked_flag, checked_int
+from fastiter._util.arguments import checked_callable, checked_choice, checked_flag, checked_int
 from fastiter.iterators.samplers._batches import CallableBatches
 from fastiter.iterators.samplers.shuffle import gives_process_orders
 
@@ -308,7 +308,5 @@ def checked_context(context: Any) -> str | None:
         raise TypeError(
             f"context must be a start method's name, 'safe' or a context, not {context!r}"
         )
-    known = [*multiprocessing.get_all_start_methods(), "safe"]
-    if context not in known:
-        raise ValueError(f"context must be one of {known}, not {context!r}")
+    checked_choice("context", context, [*multiprocessing.get_all_start_methods(), "safe"])
     return context

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from fastiter._plan.state import MOST_RECORDS, MOST_TEXT, Skipped, SkipState
-from fastiter._util.arguments import checked_int
+from fastiter._util.arguments import checked_optional_int
 from fastiter._util.failures import AllSkipped, Failure, summary_of
 from fastiter.errors import SkipLimitError
 
@@ -38,21 +38,18 @@ def checked(on_error: Any, skip_limit: Any) -> tuple[Any, float | None]:
     if not (callable(on_error) or (is_name and on_error in ("raise", "skip"))):
         kind = ValueError if is_name else TypeError
         raise kind(f"on_error must be 'raise', 'skip' or a callable, not {on_error!r}")
-    limit = skip_limit
-    if isinstance(limit, (float, np.floating)):
-        if not 0 <= limit <= 1:
-            raise ValueError(
-                f"skip_limit must be a count (an int) or a share from 0.0 to 1.0, not {limit!r}"
-            )
-        limit = float(limit)
-    elif limit is not None:
-        try:
-            limit = checked_int("skip_limit", limit, minimum=0)
-        except TypeError:
-            raise TypeError(
-                "skip_limit must be a count (an int), a share from 0.0 to 1.0, or None, not "
-                f"{limit!r} of type {type(limit).__qualname__}"
-            ) from None
+    limit, is_share = skip_limit, isinstance(skip_limit, (float, np.floating))
+    try:
+        limit = float(limit) if is_share else checked_optional_int("skip_limit", limit, minimum=0)
+    except TypeError:
+        raise TypeError(
+            "skip_limit must be a count (an int), a share from 0.0 to 1.0, or None, not "
+            f"{limit!r} of type {type(limit).__qualname__}"
+        ) from None
+    if is_share and not 0 <= limit <= 1:
+        raise ValueError(
+            f"skip_limit must be a count (an int) or a share from 0.0 to 1.0, not {skip_limit!r}"
+        )
     if is_name and on_error == "raise" and limit != DEFAULT_LIMIT:
         raise ValueError(
             f"skip_limit={skip_limit!r} limits nothing: set on_error='skip' or a callable, too"

@@ -233,6 +233,11 @@ def test_steps_that_are_left_out(make):
     assert iterator.batch_at(2).indices.tolist() == expected[2]
 
 
+def test_steps_that_are_left_out_are_not_planned_one_by_one():
+    iterator = SerialIterator(range(10**12), 4, shuffle=False, skip_steps=[(1, 10**11)])
+    assert [next(iterator)[0] for _ in range(3)] == [0, 4 * 10**11, 4 * 10**11 + 4]
+
+
 def test_an_end_that_is_left_out():
     iterator = SerialIterator(range(10), 4, shuffle=False, repeat=False, skip_steps=[(1, 9)])
     assert list(iterator) == [[0, 1, 2, 3]]
