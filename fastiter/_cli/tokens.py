@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastiter._cli.options import positive
+from fastiter._cli.options import output_file, positive
 from fastiter._fetch.token_rows import RowPlanner, TokenSource
 from fastiter.tokens._sources import open_source, paths_of
 
@@ -32,30 +34,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="of a .bin file (default: uint16)")
     parser.add_argument("--documents", metavar="NPY", help="where documents of a .bin file begin")
     parser.add_argument(
-        "--column", default="input_ids", help="of Arrow or Parquet files (default: input_ids)"
+        "--column", default="input_ids", help="of Arrow, Parquet (default: input_ids)"
     )
-    parser.add_argument("--png", metavar="FILE", help="draw the histogram of lengths")
+    parser.add_argument("--png", metavar="FILE", type=output_file, help="draw the lengths")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what was found."""
     try:
+        if options.png is not None:
+            importlib.import_module("matplotlib")  # before the work
         source = _source(options.path, options.column)
         opened = open_source(source, options.documents, options.dtype, options.column, ())
         found = examined(opened.source(), options.length or [1024, 2048, 4096])
     except _WRONG as error:
         print(f"fastiter tokens: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return 2
     print(json.dumps(found) if options.json else as_table(found))
     if options.png is not None:
-        try:
-            draw(found["histogram"], options.png)
-        except ImportError:
-            print(
-                "not drawn: matplotlib is not installed (pip install matplotlib)", file=sys.stderr
-            )
-            return 1
+        draw(found["histogram"], options.png)
     return 0
 
 
@@ -67,6 +65,9 @@ def _source(path: str, column: str) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    for schema in map(pq.read_schema, paths):
+        if column not in schema.names:
+            return schema.empty_table()  # the error names its columns
     return pa.concat_tables([pq.read_table(file, columns=[column]) for file in paths])
 
 
@@ -126,7 +127,7 @@ def as_table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(histogram: list[dict[str, int]], path: str) -> None:
+def draw(histogram: list[dict[str, int]], path: Path) -> None:
     """A bar chart of the lengths."""
     from matplotlib.figure import Figure
 

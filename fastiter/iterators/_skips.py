@@ -38,7 +38,8 @@ def checked(on_error: Any, skip_limit: Any) -> tuple[Any, float | None]:
     if not (callable(on_error) or (is_name and on_error in ("raise", "skip"))):
         kind = ValueError if is_name else TypeError
         raise kind(f"on_error must be 'raise', 'skip' or a callable, not {on_error!r}")
-    limit, is_share = skip_limit, isinstance(skip_limit, (float, np.floating))
+    limit: Any = skip_limit
+    is_share = isinstance(limit, (float, np.floating))
     try:
         limit = float(limit) if is_share else checked_optional_int("skip_limit", limit, minimum=0)
     except TypeError:

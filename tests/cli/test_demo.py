@@ -18,6 +18,7 @@ import pytest
 from programs import environment
 
 import fastiter
+from fastiter.__main__ import main
 from fastiter._cli.demo import digits
 
 DEMO = ["-m", "fastiter", "demo"]
@@ -69,6 +70,24 @@ def test_data_is_the_published_test_set() -> None:
     # The class distribution that the creators publish for their test set.
     counts = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert np.bincount(values[:, 64]).tolist() == counts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["demo", "--out", "/proc/out"],
+        ["profile", "json:x", "--trace", "missing/trace.json"],
+        ["profile", "json:x", "--output", "missing/chart.png"],
+        ["tokens", "none.bin", "--png", "missing/chart.png"],
+    ],
+)
+def test_files_that_cannot_be_written_are_told_first(options, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(options)
+    assert caught.value.code == 2
+    assert f"argument {options[-2]}: cannot be written: [Errno 2]" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_splits_are_disjoint_and_complete() -> None:

@@ -59,10 +59,10 @@ def test_parquet_files_are_read(capsys, tmp_path):
     assert main(["tokens", str(tmp_path / "*.parquet"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["documents"], found["tokens"]) == (1000, SIZES.sum())
-    assert main(["tokens", str(tmp_path / "0.parquet"), "--column", "none"]) == 1
-    assert "none" in capsys.readouterr().err
+    assert main(["tokens", str(tmp_path / "0.parquet"), "--column", "none"]) == 2
+    assert "no column 'none' among ['input_ids', 'other']" in capsys.readouterr().err
 
 
 def test_what_is_wrong_is_said(files, capsys):
-    assert main(["tokens", files[0] + "x"]) == 1
+    assert main(["tokens", files[0] + "x"]) == 2
     assert "FileNotFoundError" in capsys.readouterr().err

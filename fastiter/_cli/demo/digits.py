@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 import fastiter
-from fastiter._cli.options import positive
+from fastiter._cli.options import output_folder, positive
 
 BATCH_SIZE = 50
 N_TRAIN = 1500  # images, drawn at random; the other 297 are the test split
@@ -157,7 +157,6 @@ def run(options: argparse.Namespace) -> None:
     training, test = load_digits(options.seed)
     test_images, test_labels, _ = fastiter.concat_examples(test[:])
     out = options.out or Path(tempfile.mkdtemp(prefix="fastiter-demo-"))
-    out.mkdir(parents=True, exist_ok=True)
     context = options.start_method and multiprocessing.get_context(options.start_method)
     workers = {"n_processes": options.processes, "n_prefetch": 4, "context": context}
     n_batches = len(training) // BATCH_SIZE
@@ -198,7 +197,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=positive, default=2, help="workers (default: 2)")
     parser.add_argument("--start-method", choices=methods, help="how the workers start")
     parser.add_argument("--seed", type=int, default=0, help="for order, augmentation, weights")
-    parser.add_argument("--out", type=Path, help="folder for the files (default: a temporary one)")
+    parser.add_argument("--out", type=output_folder, help="folder (default: a temporary one)")
 
 
 if __name__ == "__main__":

@@ -42,37 +42,24 @@ _DEVICE_SECONDS = 60  # for CuPy and the driver to answer
 # Distributions in the order of preference, what they are good for, and whether fastiter requires
 # them.
 _PACKAGES = (
-    (("tqdm",), "for progress bars", True),
-    (("threadpoolctl",), "to limit threads of native libraries in workers", True),
-    (("pillow",), "for fastiter.images and other datasets of images", False),
-    (("simplejpeg",), "with which fastiter.images decodes JPEG files faster", False),
-    (("pyarrow",), "for Arrow and Parquet files, and datasets of Hugging Face", False),
+    ("tqdm", "for progress bars", True),
+    ("threadpoolctl", "to limit threads of native libraries in workers", True),
+    ("pillow", "for fastiter.images and other datasets of images", False),
+    ("simplejpeg", "with which fastiter.images decodes JPEG files faster", False),
+    ("pyarrow", "for Arrow and Parquet files, and datasets of Hugging Face", False),
     (
-        (
-            "opencv-python-headless",
-            "opencv-python",
-            "opencv-contrib-python-headless",
-            "opencv-contrib-python",
-        ),
+        "opencv-python-headless opencv-python opencv-contrib-python-headless opencv-contrib-python",
         "for image datasets of your own; workers limit its threads",
         False,
     ),
-    (("cloudpickle",), "to send lambdas and local classes to spawned workers", False),
-    (("matplotlib",), "for the charts of `profile` and `demo`", False),
-    (("torch",), "if you use it; workers seed its generators", False),
+    ("cloudpickle", "to send lambdas and local classes to spawned workers", False),
+    ("matplotlib", "for the charts of `profile` and `demo`", False),
+    ("torch", "if you use it; workers seed its generators", False),
 )
 _VARIABLES = (
-    "FASTITER_BUFFER_POOL",
-    "CHAINER_DATASET_ROOT",
-    "CUDA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENCV_FOR_THREADS_NUM",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "PYTHONPATH",
+    *("FASTITER_BUFFER_POOL", "CHAINER_DATASET_ROOT", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+    *("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"),
+    *("http_proxy", "https_proxy", "no_proxy", "PYTHONPATH"),
 )
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
@@ -87,13 +74,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the findings; return the exit status."""
     found: list[tuple[str, Finding]] = []
+    say = (lambda text: None) if options.json else print
     for section, check in _CHECKS.items():
-        if not options.json:
-            print(f"\n{section}")
+        say(f"\n{section}")
         for finding in check():
             found.append((section, finding))
-            if not options.json:
-                print(finding)
+            say(finding)
     problems = sum(finding.judgement == "problem" for _, finding in found)
     if options.json:
         findings = [{"section": section, **finding._asdict()} for section, finding in found]
@@ -191,20 +177,17 @@ def _shared_memory() -> Iterator[Finding]:
         "matter",
     )
     yield _dev_shm(is_named)
-    has_eventfd = "eventfd" in event
     yield note_if(
-        not has_eventfd,
+        "eventfd" not in event,
         "wake-ups",
-        "eventfd and futex" if has_eventfd else "pipes, since eventfd is not available",
+        "eventfd and futex" if "eventfd" in event else "pipes, since eventfd is not available",
         "this works, but is slower; a kernel or sandbox that allows eventfd helps",
     )
     has_pidfd = _has_pidfd()
     yield note_if(
         not has_pidfd,
         "deaths of workers",
-        "detected by pidfd"
-        if has_pidfd
-        else "detected by pipes and waitpid, since pidfd_open is not available",
+        f"detected by {'pidfd' if has_pidfd else 'pipes and waitpid, as pidfd_open is missing'}",
         "this works; a kernel or sandbox that allows pidfd_open helps",
     )
 
@@ -292,7 +275,8 @@ def _start_methods() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     installed = _installed()
-    for names, purpose, is_required in _PACKAGES:
+    for alternatives, purpose, is_required in _PACKAGES:
+        names = alternatives.split()
         name = next(filter(installed.get, names), None)
         judgement: Judgement = "note" if is_required else "ok"
         if name is not None:
@@ -309,10 +293,7 @@ def _installed() -> dict[str, str]:
 
 
 def _environment() -> Iterator[Finding]:
-    for name in _VARIABLES:
-        value = os.environ.get(name)
-        if value is None:
-            continue
+    for name, value in ((n, os.environ[n]) for n in _VARIABLES if n in os.environ):
         if name == "FASTITER_BUFFER_POOL" and (wrong := buffers.complaint()):
             yield Finding(name, repr(value), "problem", wrong)
         else:

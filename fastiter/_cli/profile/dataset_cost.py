@@ -135,19 +135,17 @@ def measure(
     dataset raises.
     """
     with Fetcher(dataset, warn).watched() as fetch:
-        begin = time.perf_counter()
-        (example,) = fetch(part_of(order, 0, 1))
-        first = time.perf_counter() - begin
-        begin = time.perf_counter()
-        (again,) = fetch(part_of(order, 0, 1))
-        once = time.perf_counter() - begin
+
+        def fetched(start: int, count: int) -> tuple[list[Any], float]:
+            begin = time.perf_counter()
+            return fetch(part_of(order, start, count)), time.perf_counter() - begin
+
+        ((example,), first), ((again,), once) = fetched(0, 1), fetched(0, 1)
         by_many = rows_getter(dataset) is not None
         group = min(batch_size, max(1, int(_MOST_BATCH * seconds / once))) if by_many else 1
         while not by_many and once < _GROUP_SECONDS and group < _MOST_GROUP:
             group *= 2
-            begin = time.perf_counter()
-            fetch(part_of(order, 2, group))
-            once = time.perf_counter() - begin
+            once = fetched(2, group)[1]
         timed, samples, cpu = _time(fetch, order, group, 0.6 * seconds)
         rate = len(timed) / sum(timed)
         gain, trouble = _gain_of_threads(fetch, order, group, rate, 0.3 * seconds)

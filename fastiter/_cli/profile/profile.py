@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fastiter
-from fastiter._cli.options import positive, positives, seconds
+from fastiter._cli.options import output_file, positive, positives, seconds
 from fastiter._cli.profile import chart, dataset_cost, loading
 from fastiter._cli.profile.limits import advice, limits_of, numbers_of_workers
 from fastiter._cli.profile.loading import RAISED
@@ -104,13 +104,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "examples can be joined, else none)",
     )
     add("--padding", "NUMBER", "pad examples of varying length with it", type=float)
-    add("--output", "FILE.png", "the chart (default: fastiter-profile.png)", type=Path)
+    add("--output", "FILE.png", "the chart (default: fastiter-profile.png)", type=output_file)
     add(
         "--trace",
         "FILE",
         "write a trace of workers and loop with the best settings, as iterator.trace() records it "
         "(open it in Perfetto or chrome://tracing)",
-        type=Path,
+        type=output_file,
     )
     parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     parser.set_defaults(**_OF_DATASETS)
