@@ -6,16 +6,19 @@ import contextlib
 import gc
 import itertools
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 
+import psutil
 import pytest
 from examples_of import Blocks, Opened
 from inside import pids_of
 from outside import (
+    HANG,
     children,
     descriptors,
     is_alive,
@@ -190,6 +193,40 @@ def test_a_parent_killed_or_replaced_leaves_nothing(tmp_path, monkeypatch, metho
     assert orphaned_names() <= names
     # The fork server of a program that has replaced itself is not in `family`.
     wait_until(lambda: not os.listdir(temporary), "temporary files go, too", 10)
+    os.rmdir(temporary)
+
+
+def server_of(program):
+    """The fork server of a program, as a pidfd."""
+    for child in psutil.Process(program.pid).children():
+        if any("forkserver" in word for word in child.cmdline()):
+            return os.pidfd_open(child.pid)
+    raise AssertionError("there is no fork server")
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds")
+def test_a_fork_server_removes_the_folder_of_its_own_program_alone(tmp_path, monkeypatch):
+    temporary = tempfile.mkdtemp()  # a name that has room for that of a socket
+    monkeypatch.setenv("TMPDIR", temporary)
+    source = PROGRAM.format(arguments=("forkserver", "", "", "main")) + "    next(iterator)\n"
+    programs, folders = [], []
+    try:
+        for _ in range(2):
+            programs.append(start_script(tmp_path, source, stdin=subprocess.PIPE))
+            assert programs[-1].stdout.readline(), programs[-1].communicate()[1]
+            folders.append(set(os.listdir(temporary)).difference(*folders))
+        killed, living = programs
+        server = server_of(killed)
+        killed.kill()
+        assert select.select([server], [], [], HANG)[0], "its server ends"
+        os.close(server)
+        assert set(os.listdir(temporary)) == folders[1] != set()
+        assert living.communicate("\n") == ("", "") and living.returncode == 0
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
+    assert folders[0] and os.listdir(temporary) == []
     os.rmdir(temporary)
 
 
