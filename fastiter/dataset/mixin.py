@@ -21,7 +21,7 @@ class DatasetMixin:
         Parameters
         ----------
         index : int, slice, list of int or int[n]
-            ``get_example`` defines the meaning of an integer, also of a negative one.
+            ``get_example`` defines the meaning of an integer, also of a negative one. True is 1.
         """
         if type(index) is int:  # as iterators ask
             return self.get_example(index)
@@ -41,8 +41,9 @@ class DatasetMixin:
 
 
 def _python_int(index: Any) -> Any:
-    """Return a NumPy integer as a Python int, any other index unchanged."""
-    return operator.index(index) if isinstance(index, np.integer) else index
+    """Return an integer or a bool as a Python int, any other index unchanged."""
+    number = bool, np.integer, np.bool_  # the last one, as of a mask, is no index: TypeError
+    return int(operator.index(index)) if isinstance(index, number) else index
 
 
 def row_at(i: Any, size: int) -> int:

@@ -7,6 +7,7 @@ import pytest
 
 import fastiter
 from fastiter import DatasetMixin, Iterator
+from fastiter.datasets import ConcatenatedDataset, NpyDataset, SubDataset, TextDataset
 
 
 class Squares(DatasetMixin):
@@ -32,6 +33,20 @@ def test_integers_lists_and_arrays():
     assert dataset[-2] == 4
     assert dataset[[4, 0]] == dataset[np.array([4, 0])] == [16, 0]
     assert dataset[np.empty(0, dtype=int)] == []
+
+
+def test_bools_are_integers_and_masks_no_indices(tmp_path):
+    (tmp_path / "lines").write_text("a\nb\n")
+    np.save(tmp_path / "rows.npy", np.arange(2))
+    datasets = Squares(), TextDataset(tmp_path / "lines"), NpyDataset(tmp_path / "rows.npy")
+    for dataset in (*datasets, SubDataset([3, 4], 0, 2), ConcatenatedDataset([3], [4])):
+        assert dataset[True] == dataset[1]
+        assert dataset[[True, False]] == [dataset[1], dataset[0]]
+        for mask in (np.True_, np.array([True, False])):
+            with pytest.raises(TypeError):
+                dataset[mask]
+    with pytest.raises(TypeError):
+        datasets[2][1.5]
 
 
 @pytest.mark.parametrize("index", [6, -7, [0, 6]])

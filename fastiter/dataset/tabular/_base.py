@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import numbers
+import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain
@@ -154,7 +155,8 @@ class TabularDataset(DatasetMixin):
 
     def get_example(self, i: int) -> Any:
         """Get the example at index ``i`` by `get_examples`."""
-        return self._in_mode(tuple(column[0] for column in self.get_examples([i], None)))
+        rows = [operator.index(i)]
+        return self._in_mode(tuple(column[0] for column in self.get_examples(rows, None)))
 
     def _in_mode(self, values: tuple[Any, ...]) -> Any:
         mode = self.mode
@@ -301,13 +303,9 @@ class Transform(_Transformed):
 
     def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         wanted = range(len(self._keys)) if key_indices is None else key_indices
-        columns: tuple[list[Any], ...] = tuple([] for _ in wanted)
         below = self._dataset.get_examples(indices, None)
-        for example in zip(*below, strict=False):
-            result = self._call(example)
-            for column, key_index in zip(columns, wanted, strict=True):
-                column.append(self._pick(result, key_index))
-        return columns
+        results = [self._call(example) for example in zip(*below, strict=False)]
+        return tuple([self._pick(result, index) for result in results] for index in wanted)
 
 
 class TransformBatch(_Transformed):
