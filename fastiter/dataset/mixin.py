@@ -42,7 +42,7 @@ class DatasetMixin:
 
 def _python_int(index: Any) -> Any:
     """Return an integer or a bool as a Python int, any other index unchanged."""
-    number = bool, np.integer, np.bool_  # the last one, as of a mask, is no index: TypeError
+    number: Any = bool, np.integer, np.bool_  # the last one, as of a mask, is no index: TypeError
     return int(operator.index(index)) if isinstance(index, number) else index
 
 

@@ -156,10 +156,10 @@ class PlannedIterator(Loop, IteratorProperties):
         if isinstance(self._planner, SkippingPlanner):
             self._planner.skip(ranges)
         if not self._planner.n_steps(self._planner.state.cuts, 0, self._first_rows()):
+            cause = "drop_last=True" if drop_last else f"tail={tail!r}"
             raise ValueError(
-                f"an epoch of {self._epoch_size} examples has no batch: drop_last=True, or "
-                f"tail={tail!r}, leaves all of them out with batch_size={batch_size} for "
-                f"{num_ranks} rank(s)"
+                f"an epoch of {self._epoch_size} examples has no batch: {cause} leaves all of them "
+                f"out with batch_size={batch_size} for {num_ranks} rank(s)"
             )
         self._open()
 

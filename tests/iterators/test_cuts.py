@@ -92,11 +92,12 @@ def same_states(iterators: list[Any]) -> dict[str, Any]:
 )
 def test_the_rule_of_cuts(n, batch_size, num_ranks, tail, repeat, drop_last):
     arguments = {"repeat": repeat, "drop_last": drop_last, "tail": tail}
-    orders = orders_of(n, 9 * batch_size * num_ranks // n + 2)
+    orders = orders_of(n, 10 * batch_size * num_ranks // n + 2)  # a step more is seen
     expected = shared_steps(orders, batch_size, num_ranks, **arguments)
     expected = list(itertools.islice(expected, 9))
     if not expected:
-        with pytest.raises(ValueError, match=f"epoch of {n} examples has no batch"):
+        cause = "drop_last=True" if drop_last else "tail='drop'"
+        with pytest.raises(ValueError, match=f"epoch of {n} examples has no batch: {cause} leaves"):
             on_ranks(n, batch_size, num_ranks, **arguments)
         return
     iterators = on_ranks(n, batch_size, num_ranks, **arguments)

@@ -92,10 +92,10 @@ class EpochOwner(Sampler[Any]):
         self._drawn: DrawnRows | None = None  # of the iterator of another loader
         self._running: weakref.ref[Any] | None = None
         if not self.n_batches:
+            size, cause = self._state(0).whole_size, "drop_last=True" if drop_last else f"{tail=}"
             raise ValueError(
-                f"an epoch of {self._state(0).whole_size} examples has no batch: drop_last=True, "
-                f"or tail={tail!r}, leaves all of them out with batch_size={batch_size} for "
-                f"{self.num_replicas} rank(s)"
+                f"an epoch of {size} examples has no batch: {cause} leaves all of them out with "
+                f"batch_size={batch_size} for {self.num_replicas} rank(s)"
             )
 
     def set_epoch(self, epoch: int) -> None:
