@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import collections
 import copy
-import errno
 import functools
-import os
 import platform
 import random
 import re
 import resource
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +21,9 @@ from programs import run
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.utils.data as torch_data  # noqa: E402
+from datasets_of import Dataset, N, Stream  # noqa: E402
 
 from fastiter import concat_examples  # noqa: E402
-from fastiter.errors import DatasetError  # noqa: E402
 from fastiter.torch import DataLoader, as_default  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
@@ -36,20 +32,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:Runt
 class Point(NamedTuple):
     x: Any
     y: Any
-
-
-N = 37
-
-
-class Dataset(torch_data.Dataset):
-    def __init__(self, function, n=N):
-        self.function, self.n = function, n
-
-    def __len__(self):
-        return self.n
-
-    def __getitem__(self, index):
-        return self.function(index)
 
 
 def nested(i):
@@ -455,21 +437,6 @@ def test_types_registered_with_torchs_collate():
         table.update(former)
 
 
-class Stream(torch_data.IterableDataset):
-    def __init__(self, n=23):
-        self.n = n
-
-    def __iter__(self):
-        info = torch_data.get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        if info is not None:
-            assert info.seed == torch.initial_seed()
-            assert self in (info.dataset, *getattr(info.dataset, "datasets", ()))
-        # One part of the stream is longer.
-        for i in range(first, self.n + 20 * (first == 1), step):
-            yield torch.tensor([i, first])
-
-
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_iterable_datasets(workers, batch_size):
@@ -493,128 +460,6 @@ def test_a_length_that_lies_is_warned_of():
         with pytest.warns(UserWarning, match="was reported to be 3") as warned:
             list(loader)
         assert sum(w.category is UserWarning for w in warned) == 20
-
-
-def lacking(index):
-    if index == 7:
-        raise KeyError(f"no row {index}")
-    return index
-
-
-class Odd(Exception):
-    def __init__(self, one, two):
-        super().__init__(one, two)
-
-
-def odd(index):
-    raise Odd(1, 2)
-
-
-@pytest.mark.parametrize("function", [lacking, odd])
-@pytest.mark.parametrize("batch_size", [2, None])
-def test_errors_of_the_dataset(function, batch_size):
-    found = []
-    for loader_class in (torch_data.DataLoader, DataLoader):
-        loader = loader_class(Dataset(function), batch_size=batch_size, num_workers=1)
-        with pytest.raises(Exception) as caught:
-            list(loader)
-        found.append((type(caught.value), str(caught.value)))
-    assert found[0][0] is found[1][0]
-    first_lines = [text.splitlines()[0] for _, text in found]
-    assert first_lines[0] == first_lines[1]
-    last_lines = [text.strip().splitlines()[-1] for _, text in found]
-    assert last_lines[0] in found[1][1], last_lines
-
-
-class NoFile(FileNotFoundError):
-    name = property(lambda self: self.path)  # refuses to be set
-
-
-def without_a_file(index):
-    if index in (3, 90):
-        error = NoFile(errno.ENOENT, "no file")
-        error.path = f"{index}.jpg"
-        if index == 3:
-            vars(error)["name"] = "hidden"
-            error.handle = threading.Lock()  # which is not sent
-        raise error
-    return index
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("first", [0, 50])  # in a batch that is made as a whole, and in a row
-def test_errors_keep_attributes(num_workers, first):
-    order = range(first, 100)
-    loader = DataLoader(Dataset(without_a_file, 100), 5, sampler=order, num_workers=num_workers)
-    with pytest.raises(OSError, match="no file") as caught:
-        list(loader)
-    assert caught.value.path == caught.value.name == ("90.jpg" if first else "3.jpg")
-    assert caught.value.errno == errno.ENOENT
-
-
-def test_the_error_of_columns_is_that_of_whole_batches():
-    """The failing example comes when its rows are written into columns."""
-    dataset = Dataset(lambda i: 1 / (i - 100), 300)
-    loader = DataLoader(dataset, batch_size=5, num_workers=1)
-    with pytest.raises(
-        ZeroDivisionError,
-        match=r"(?s)Caught ZeroDivisionError in DataLoader "
-        r"worker process 0.*Original Traceback.*ZeroDivisionError",
-    ):
-        list(loader)
-
-
-@pytest.mark.parametrize("place", [0, 8])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_misfits_are_named(place, workers):
-    """torch's message, and which example."""
-    shapes = {place * 5 + 3: (4,)}
-    dataset = Dataset(lambda i: (torch.zeros(shapes.get(i, (3,))), i), 60)
-    loader = DataLoader(dataset, batch_size=5, num_workers=workers)
-    text = rf"stack expects each tensor to be equal size.*dataset index {place * 5 + 3}\)"
-    with pytest.raises(RuntimeError, match=f"(?s){text}"):
-        list(loader)
-
-
-def test_a_killed_worker_loses_nothing(tmp_path):
-    """torch's loader raises RuntimeError."""
-
-    def once(index):
-        if index == 40 and not (tmp_path / "killed").exists():
-            (tmp_path / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.full((3,), index)
-
-    loader = DataLoader(Dataset(once, 100), batch_size=5, num_workers=2)
-    assert torch.equal(torch.cat(list(loader))[:, 0], torch.arange(100))
-    assert (tmp_path / "killed").exists()
-
-
-def test_a_killed_worker_of_a_stream_loses_nothing(tmp_path, caplog):
-    class Fragile(Stream):
-        def __iter__(self):
-            for i, example in enumerate(super().__iter__()):
-                if i == 9 and not (tmp_path / "killed").exists():
-                    (tmp_path / "killed").touch()
-                    os.kill(os.getpid(), signal.SIGKILL)
-                yield example
-
-    expected = list(torch_data.DataLoader(Stream(60), batch_size=4, num_workers=2))
-    assert equal(list(DataLoader(Fragile(60), batch_size=4, num_workers=2)), expected)
-    assert (tmp_path / "killed").exists()
-    assert [record.message for record in caplog.records if "reads its part again" in record.message]
-
-
-def test_a_stream_that_kills_its_workers_is_named_by_its_batch():
-    class Deadly(Stream):
-        def __iter__(self):
-            yield from range(4)
-            os._exit(3)
-
-    iterator = iter(DataLoader(Deadly(60), 4, num_workers=1))
-    next(iterator)
-    with pytest.raises(RuntimeError, match="epoch 0, batch 1 has killed"):
-        next(iterator)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -660,17 +505,6 @@ def test_as_many_batches_are_begun_ahead():
         return len(drawn)
 
     assert n_drawn(DataLoader) == n_drawn(torch_data.DataLoader) == 6
-
-
-def leave(number):
-    raise SystemExit(f"worker {number} leaves")
-
-
-def test_a_worker_init_fn_that_ends_the_worker_is_named():
-    """As in torch, an Exception that it raises is raised by the first batch."""
-    told = r"worker 0 leaves.* \(loading the dataset or worker_init_fn, worker process \d+\)"
-    with pytest.raises(DatasetError, match=told):
-        list(DataLoader([0], num_workers=1, worker_init_fn=leave))
 
 
 FORKING = """
@@ -817,34 +651,6 @@ def test_gradients_of_examples_from_workers_are_required_without_a_history():
     dataset = Dataset(lambda i: torch.full((2,), float(i), requires_grad=True), 40)
     for batch in DataLoader(dataset, 4, num_workers=1):
         assert batch.requires_grad and batch.grad_fn is None
-
-
-def five_does_not_pickle(rows):
-    return (lambda: None) if 5 in rows else rows
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"collate_fn": five_does_not_pickle}, Exception, "pickle"),
-        ({"raised": StopIteration}, RuntimeError, "(?m)^StopIteration was raised by the dataset"),
-        ({"raised": StopIteration}, RuntimeError, r"\nOriginal Traceback.*\n"),
-        ({"raised": SystemExit}, DatasetError, "in __getitem__"),
-    ],
-    ids=["does not pickle", "StopIteration", "its traceback", "SystemExit"],
-)
-def test_the_loop_goes_on_after_errors_that_end_torchs(arguments, error, text):
-    def example(i):
-        if i == 5 and "raised" in arguments:
-            raise arguments["raised"]
-        return i
-
-    collate_fn = arguments.get("collate_fn", list)
-    iterator = iter(DataLoader(Dataset(example, 12), 4, num_workers=1, collate_fn=collate_fn))
-    assert next(iterator) == [0, 1, 2, 3]
-    with pytest.raises(error, match=text):
-        next(iterator)
-    assert list(iterator) == [[8, 9, 10, 11]]
 
 
 def test_private_attributes_of_torchs_iterator_with_workers_do_not_exist():

@@ -1,0 +1,182 @@
+"""Errors of datasets, and workers that are killed: as with torch's own loader."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.utils.data as torch_data  # noqa: E402
+from datasets_of import Dataset, Stream  # noqa: E402
+
+from fastiter.errors import DatasetError  # noqa: E402
+from fastiter.torch import DataLoader  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
+
+
+def lacking(index):
+    if index == 7:
+        raise KeyError(f"no row {index}")
+    return index
+
+
+class Odd(Exception):
+    def __init__(self, one, two):
+        super().__init__(one, two)
+
+
+def odd(index):
+    raise Odd(1, 2)
+
+
+@pytest.mark.parametrize("function", [lacking, odd])
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_errors_of_the_dataset(function, batch_size):
+    found = []
+    for loader_class in (torch_data.DataLoader, DataLoader):
+        loader = loader_class(Dataset(function), batch_size=batch_size, num_workers=1)
+        with pytest.raises(Exception) as caught:
+            list(loader)
+        found.append((type(caught.value), str(caught.value)))
+    assert found[0][0] is found[1][0]
+    first_lines = [text.splitlines()[0] for _, text in found]
+    assert first_lines[0] == first_lines[1]
+    last_lines = [text.strip().splitlines()[-1] for _, text in found]
+    assert last_lines[0] in found[1][1], last_lines
+
+
+class NoFile(FileNotFoundError):
+    name = property(lambda self: self.path)  # refuses to be set
+
+
+def without_a_file(index):
+    if index in (3, 90):
+        error = NoFile(errno.ENOENT, "no file")
+        error.path = f"{index}.jpg"
+        if index == 3:
+            vars(error)["name"] = "hidden"
+            error.handle = threading.Lock()  # which is not sent
+        raise error
+    return index
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("first", [0, 50])  # in a batch that is made as a whole, and in a row
+def test_errors_keep_attributes(num_workers, first):
+    order = range(first, 100)
+    loader = DataLoader(Dataset(without_a_file, 100), 5, sampler=order, num_workers=num_workers)
+    with pytest.raises(OSError, match="no file") as caught:
+        list(loader)
+    assert caught.value.path == caught.value.name == ("90.jpg" if first else "3.jpg")
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_the_error_of_columns_is_that_of_whole_batches():
+    """The failing example comes when its rows are written into columns."""
+    dataset = Dataset(lambda i: 1 / (i - 100), 300)
+    loader = DataLoader(dataset, batch_size=5, num_workers=1)
+    with pytest.raises(
+        ZeroDivisionError,
+        match=r"(?s)Caught ZeroDivisionError in DataLoader "
+        r"worker process 0.*Original Traceback.*ZeroDivisionError",
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("place", [0, 8])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_misfits_are_named(place, workers):
+    """torch's message, and which example."""
+    shapes = {place * 5 + 3: (4,)}
+    dataset = Dataset(lambda i: (torch.zeros(shapes.get(i, (3,))), i), 60)
+    loader = DataLoader(dataset, batch_size=5, num_workers=workers)
+    text = rf"stack expects each tensor to be equal size.*dataset index {place * 5 + 3}\)"
+    with pytest.raises(RuntimeError, match=f"(?s){text}"):
+        list(loader)
+
+
+def test_a_killed_worker_loses_nothing(tmp_path):
+    """torch's loader raises RuntimeError."""
+
+    def once(index):
+        if index == 40 and not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((3,), index)
+
+    loader = DataLoader(Dataset(once, 100), batch_size=5, num_workers=2)
+    assert torch.equal(torch.cat(list(loader))[:, 0], torch.arange(100))
+    assert (tmp_path / "killed").exists()
+
+
+def test_a_killed_worker_of_a_stream_loses_nothing(tmp_path, caplog):
+    class Fragile(Stream):
+        def __iter__(self):
+            for i, example in enumerate(super().__iter__()):
+                if i == 9 and not (tmp_path / "killed").exists():
+                    (tmp_path / "killed").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield example
+
+    expected = list(torch_data.DataLoader(Stream(60), batch_size=4, num_workers=2))
+    found = list(DataLoader(Fragile(60), batch_size=4, num_workers=2))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert (tmp_path / "killed").exists()
+    assert [record.message for record in caplog.records if "reads its part again" in record.message]
+
+
+def test_a_stream_that_kills_its_workers_is_named_by_its_batch():
+    class Deadly(Stream):
+        def __iter__(self):
+            yield from range(4)
+            os._exit(3)
+
+    iterator = iter(DataLoader(Deadly(60), 4, num_workers=1))
+    next(iterator)
+    with pytest.raises(RuntimeError, match="epoch 0, batch 1 has killed"):
+        next(iterator)
+
+
+def leave(number):
+    raise SystemExit(f"worker {number} leaves")
+
+
+def test_a_worker_init_fn_that_ends_the_worker_is_named():
+    """As in torch, an Exception that it raises is raised by the first batch."""
+    told = r"worker 0 leaves.* \(loading the dataset or worker_init_fn, worker process \d+\)"
+    with pytest.raises(DatasetError, match=told):
+        list(DataLoader([0], num_workers=1, worker_init_fn=leave))
+
+
+def five_does_not_pickle(rows):
+    return (lambda: None) if 5 in rows else rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"collate_fn": five_does_not_pickle}, Exception, "pickle"),
+        ({"raised": StopIteration}, RuntimeError, "(?m)^StopIteration was raised by the dataset"),
+        ({"raised": StopIteration}, RuntimeError, r"\nOriginal Traceback.*\n"),
+        ({"raised": SystemExit}, DatasetError, "in __getitem__"),
+    ],
+    ids=["does not pickle", "StopIteration", "its traceback", "SystemExit"],
+)
+def test_the_loop_goes_on_after_errors_that_end_torchs(arguments, error, text):
+    def example(i):
+        if i == 5 and "raised" in arguments:
+            raise arguments["raised"]
+        return i
+
+    collate_fn = arguments.get("collate_fn", list)
+    iterator = iter(DataLoader(Dataset(example, 12), 4, num_workers=1, collate_fn=collate_fn))
+    assert next(iterator) == [0, 1, 2, 3]
+    with pytest.raises(error, match=text):
+        next(iterator)
+    assert list(iterator) == [[8, 9, 10, 11]]
