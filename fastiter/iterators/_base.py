@@ -41,7 +41,7 @@ from fastiter.iterators import _arguments, _skips
 from fastiter.iterators._addresses import Preview, SkippingPlanner, checked_ranges
 from fastiter.iterators._batch_maker import BatchMaker, concat_of
 from fastiter.iterators._properties import IteratorProperties
-from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
+from fastiter.iterators._skips import DEFAULT_LIMIT, OnError, SkipPolicy
 from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.epochs import sampler_of_epochs
@@ -121,7 +121,7 @@ class PlannedIterator(Loop, IteratorProperties):
         self._converter = _arguments.checked_converter(converter, device)
         self._device = device
         self._on_error, self._skip_limit = _skips.checked(on_error, skip_limit)
-        self._skips = None if on_error == "raise" else _skips.SkipPolicy(on_error, self._skip_limit)
+        self._policy = None if on_error == "raise" else SkipPolicy(on_error, self._skip_limit)
         self._seed_examples = seed_examples
         self._dataset_len = functools.partial(dataset_length, counted)
         cutting: dict[str, Any] = {
@@ -132,12 +132,12 @@ class PlannedIterator(Loop, IteratorProperties):
             "drop_last": drop_last,
             "tail": checked_choice("tail", tail, TAILS),
             "seeds_examples": seed_examples is not False,
-            "progress": None if self._skips is None else SkipState(),
+            "progress": None if self._policy is None else SkipState(),
         }
         if is_stream:
             seed = _arguments.seed_of_stream(dataset, seed_examples)
             self._planner: Planner = StreamPlanner(dataset, seed=seed, **cutting)
-            if self._skips is not None:
+            if self._policy is not None:
                 self._planner.policy = _skips.ShardPolicy(on_error, self._skip_limit)
             self._open()
             return
@@ -211,7 +211,8 @@ class PlannedIterator(Loop, IteratorProperties):
         return self._caller_executor()
 
     def _caller_executor(self) -> CallerExecutor:
-        return CallerExecutor(self._batch_maker, self._skips, self._seeding is not None, self._seed)
+        is_seeded = self._seeding is not None
+        return CallerExecutor(self._batch_maker, self._policy, is_seeded, self._seed)
 
     def _new_stage(self) -> DeviceStage | None:
         """Make the stage that copies batches to a GPU; None if the executor sends them itself."""

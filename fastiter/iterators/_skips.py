@@ -32,13 +32,12 @@ class Replacement(NamedTuple):
 OnError = Literal["raise", "skip"] | Callable[[int, Exception], Any]
 
 
-def checked(on_error: Any, skip_limit: Any) -> tuple[Any, float | None]:
+def checked(on_error: Any, limit: Any) -> tuple[Any, float | None]:
     """Check the arguments ``on_error`` and ``skip_limit``, and return them."""
     is_name = isinstance(on_error, str)
     if not (callable(on_error) or (is_name and on_error in ("raise", "skip"))):
         kind = ValueError if is_name else TypeError
         raise kind(f"on_error must be 'raise', 'skip' or a callable, not {on_error!r}")
-    limit: Any = skip_limit
     is_share = isinstance(limit, (float, np.floating))
     try:
         limit = float(limit) if is_share else checked_optional_int("skip_limit", limit, minimum=0)
@@ -49,11 +48,11 @@ def checked(on_error: Any, skip_limit: Any) -> tuple[Any, float | None]:
         ) from None
     if is_share and not 0 <= limit <= 1:
         raise ValueError(
-            f"skip_limit must be a count (an int) or a share from 0.0 to 1.0, not {skip_limit!r}"
+            f"skip_limit must be a count (an int) or a share from 0.0 to 1.0, not {limit!r}"
         )
     if is_name and on_error == "raise" and limit != DEFAULT_LIMIT:
         raise ValueError(
-            f"skip_limit={skip_limit!r} limits nothing: set on_error='skip' or a callable, too"
+            f"skip_limit={limit!r} limits nothing: set on_error='skip' or a callable, too"
         )
     return on_error, limit
 

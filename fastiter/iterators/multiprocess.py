@@ -274,7 +274,7 @@ class MultiprocessIterator(PrefetchingIterator):
             weakref.WeakMethod(self._new_pool),
             self._lock,
             self._timer,
-            policy=self._skips,
+            policy=self._policy,
             is_seeded=isinstance(maker.converter, SeededCall),
             seed=self._seed,
             n_workers=self._first_processes,
@@ -310,7 +310,7 @@ class MultiprocessIterator(PrefetchingIterator):
     def _new_pool(self, n_rows: int, n_workers: int, n_prefetch: int) -> Pool:
         """Start workers that make batches, of ``n_rows`` for example."""
         most = {} if self._tuner is None else self._tuner.most
-        converter = _batch_converter_of(self._batch_maker, self._skips is not None)
+        converter = _batch_converter_of(self._batch_maker, self._policy is not None)
         # A batch sampler's later batches may be larger: not much, or this pool ends with the first.
         rows = max(self._most_rows(), n_rows)
         rows += 0 if self._batch_size else rows // 4

@@ -175,7 +175,7 @@ class MultithreadIterator(PrefetchingIterator):
             n_threads=self._n_threads,
             n_prefetch=self._first_prefetch,
             limit=self._limit_of(self._dataset_timeout),
-            policy=self._skips,
+            policy=self._policy,
             claims=None if self._row_groups is None else RowClaims(len(self._dataset)),
             seed=self._seed,
             finish=finish,
