@@ -271,7 +271,7 @@ def rows_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
     if is_fetched_one_by_one(dataset):
         return lambda indices: list(map(dataset.__getitem__, example_context.each(indices)))
     if getitems is not None:
-        return lambda indices: _checked_examples(getitems(indices), indices)
+        return lambda indices: checked_examples(dataset, getitems(indices), indices)
     if _has_get_examples(dataset):
         return lambda indices: examples_of(dataset, get_columns(dataset, indices), len(indices))
     return None
@@ -287,11 +287,13 @@ def is_fetched_one_by_one(dataset: Any) -> bool:
     return False
 
 
-def _checked_examples(given: Any, indices: list[int]) -> list[Any]:
+def checked_examples(dataset: Any, given: Any, indices: list[int]) -> list[Any]:
+    """The examples that ``__getitems__`` has given; `RowCountError` for another number of them."""
     examples = list(given)
     if len(examples) != len(indices):
         raise RowCountError(
-            f"dataset.__getitems__ returned {len(examples)} examples for {len(indices)} indices"
+            f"{type(dataset).__qualname__}.__getitems__ returned {len(examples)} examples for "
+            f"{len(indices)} indices"
         )
     return examples
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fastiter._fetch.dataset_access import checked_examples
 from fastiter.dataset.mixin import DatasetMixin
 
 
@@ -45,10 +46,4 @@ class BatchedWrapper(DatasetMixin):
 
 def fetch(base: Any, indices: list[int]) -> list[Any]:
     """Call ``base.__getitems__(indices)``, and check the number of examples."""
-    examples = list(base.__getitems__(indices))
-    if len(examples) != len(indices):
-        raise ValueError(
-            f"{type(base).__qualname__}.__getitems__ returned {len(examples)} examples for "
-            f"{len(indices)} indices"
-        )
-    return examples
+    return checked_examples(base, base.__getitems__(indices), indices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ class JaxIterator(EpochLoops):
         else:
             super().__init__(iterator)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         if not hasattr(self._iterator, "__next__"):
             return JaxIterator(iter(self._iterator), self._sharding)
         return super().__iter__()

@@ -7,19 +7,19 @@ import importlib
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from fastiter.dataset.iterator import Iterator
 
+if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Wrapped:
+class Wrapped(Iterator):
     """Wraps an iterator, and delegates to it what the wrapper does not define.
 
     The iterator stays usable. Its own end or ``finalize()`` closes it, not the wrapper's deletion.
     """
 
-    def __init__(self, iterator: Iterator[Any]) -> None:
+    def __init__(self, iterator: Any) -> None:
         if not hasattr(iterator, "__next__"):
             raise TypeError(
                 "expected an iterator over batches, such as fastiter.MultiprocessIterator, not "
@@ -32,35 +32,22 @@ class Wrapped:
             raise AttributeError(name)
         return getattr(self._iterator, name)
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
     def __next__(self) -> Any:
         return next(self._iterator)
-
-    def next(self) -> Any:
-        """Return the next batch; the same as ``next(iterator)``."""
-        return self.__next__()
 
     def __bool__(self) -> bool:
         return bool(self._iterator)  # __len__ would fail for a generator
 
     def __len__(self) -> int:
-        return len(self._iterator)  # type: ignore[arg-type]
+        return len(self._iterator)
 
     def serialize(self, serializer: Any) -> None:
         """Save the wrapped iterator's state to, or load it from, a serializer of Chainer's kind."""
-        self._iterator.serialize(serializer)  # type: ignore[attr-defined]
+        self._iterator.serialize(serializer)
 
     def finalize(self) -> None:
         """Finalize the wrapped iterator."""
         getattr(self._iterator, "finalize", lambda: None)()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.finalize()
 
     def __del__(self) -> None:
         """Leave the wrapped iterator open: it may be in use elsewhere."""
@@ -83,7 +70,7 @@ class EpochLoops(Wrapped):
         """The wrapped iterator."""
         return self._iterator
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         """Begin an epoch, or continue from a loaded state; with ``repeat`` always continue."""
         inner = self._iterator
         begin_loop = getattr(inner, "_begin_loop", None)  # of an iterator of fastiter

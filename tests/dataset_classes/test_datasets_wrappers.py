@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastiter import datasets
+from fastiter import SerialIterator, datasets
 
 
 class Strict:
@@ -275,6 +275,8 @@ def test_getitems_that_is_missing_or_loses_examples_below(number):
         wrappers(Strict)[number][0].__getitems__  # noqa: B018
     with pytest.raises(ValueError, match=r"Short\.__getitems__ returned 1 examples for 2 indices"):
         wrappers(Short)[number][0].__getitems__([0, 1])
+    with pytest.raises(ValueError, match=r"Short\.__getitems__ returned"):  # not skipped
+        next(SerialIterator(wrappers(Short)[number][0], 2, on_error="skip", shuffle=False))
 
 
 def test_getitems_takes_one_call_for_each_dataset_below():
