@@ -7,61 +7,20 @@ converters have the interface of Chainer's.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import warnings
 from typing import TYPE_CHECKING
 
-try:
-    import fastiter._collate.concat  # noqa: F401  (checks that it is built)
-except ModuleNotFoundError as error:
-    if error.name != "fastiter._collate.concat":
-        raise
+from fastiter._util import shutdown as _shutdown  # noqa: F401  (its part of the exit comes late)
+
+if importlib.util.find_spec("fastiter._collate.concat") is None:
     raise ImportError(
         f"fastiter's compiled modules are missing from {os.path.dirname(__file__)}. If this is a "
         "clone, and fastiter was installed from it by pip install ., the clone's folder hides the "
         "installed package here: start Python in another folder. To use the clone in place, run "
         "in it: pip install -e ."
-    ) from None
-
-from fastiter._stats.iterator_stats import IteratorStats
-from fastiter._stats.progress import progress
-from fastiter._stats.stats import WorkerStats
-from fastiter._util.worker_info import WorkerInfo, get_worker_info
-from fastiter.dataset import (
-    ConcatWithAsyncTransfer,
-    Converter,
-    DatasetMixin,
-    Iterator,
-    TabularDataset,
-    concat_examples,
-    converter,
-    to_device,
-)
-from fastiter.errors import (
-    DatasetError,
-    DatasetTimeoutError,
-    ImageError,
-    OverwrittenError,
-    SkipLimitError,
-    TimeoutWarning,
-    WorkerDiedError,
-)
-from fastiter.iterators import (
-    Address,
-    BlockShuffleOrderSampler,
-    Epoch,
-    EpochSampler,
-    LengthBucketBatchSampler,
-    MixtureOrderSampler,
-    MultithreadIterator,
-    OrderSampler,
-    Replacement,
-    SerialIterator,
-    ShuffleOrderSampler,
-    Skipped,
-    VirtualShuffleOrderSampler,
-    WeightedOrderSampler,
-)
+    )
 
 _FILES = {"__init__.py", "__main__.py", "errors.py", "kernels.py", "random.py"}
 
@@ -101,25 +60,71 @@ if TYPE_CHECKING:
     from fastiter import random as random
     from fastiter import reader as reader
     from fastiter import tokens as tokens
+    from fastiter._stats.iterator_stats import IteratorStats
+    from fastiter._stats.progress import progress
+    from fastiter._stats.stats import WorkerStats
+    from fastiter._util.worker_info import WorkerInfo, get_worker_info
+    from fastiter.dataset import (
+        ConcatWithAsyncTransfer,
+        Converter,
+        DatasetMixin,
+        Iterator,
+        TabularDataset,
+        concat_examples,
+        converter,
+        to_device,
+    )
     from fastiter.datasets.cached_dataset import cache
-    from fastiter.iterators import MultiprocessIterator
+    from fastiter.errors import (
+        DatasetError,
+        DatasetTimeoutError,
+        ImageError,
+        OverwrittenError,
+        SkipLimitError,
+        TimeoutWarning,
+        WorkerDiedError,
+    )
+    from fastiter.iterators import (
+        Address,
+        BlockShuffleOrderSampler,
+        Epoch,
+        EpochSampler,
+        LengthBucketBatchSampler,
+        MixtureOrderSampler,
+        MultiprocessIterator,
+        MultithreadIterator,
+        OrderSampler,
+        Replacement,
+        SerialIterator,
+        ShuffleOrderSampler,
+        Skipped,
+        VirtualShuffleOrderSampler,
+        WeightedOrderSampler,
+    )
 else:
+    # Modules of the public names. They are imported on first use, and NumPy with them: a program
+    # that `python -m fastiter run` runs may first set the environment.
+    _HOMES = {
+        "IteratorStats": "_stats.iterator_stats",
+        "WorkerInfo": "_util.worker_info",
+        "WorkerStats": "_stats.stats",
+        "cache": "datasets.cached_dataset",
+        "get_worker_info": "_util.worker_info",
+        "progress": "_stats.progress",
+        **dict.fromkeys(("concat_examples", "converter", "to_device"), "dataset"),
+        **dict.fromkeys(("ConcatWithAsyncTransfer", "Converter", "DatasetMixin"), "dataset"),
+        **dict.fromkeys(("Iterator", "TabularDataset"), "dataset"),
+    }
 
     def __getattr__(name):
-        """Import on first use what not every program needs."""
         if name in _MODULES:
             return importlib.import_module(f"fastiter.{name}")
-        if name == "cache":
-            from fastiter.datasets.cached_dataset import cache
-
-            globals()[name] = cache
-            return cache
-        if name != "MultiprocessIterator":
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from fastiter.iterators import MultiprocessIterator
-
-        globals()[name] = MultiprocessIterator
-        return MultiprocessIterator
+        is_raised = name.endswith(("Error", "Warning"))
+        home = _HOMES.get(name, "errors" if is_raised else "iterators")
+        globals()[name] = value = getattr(importlib.import_module(f"fastiter.{home}"), name)
+        return value
 
 
 __version__ = "0.1.0"

@@ -67,7 +67,8 @@ def finished(folder: Path, *command: str, **variables: str) -> subprocess.Comple
 FACTS = """
 import sys
 print(__name__, __file__, __package__, __spec__ and __spec__.name, __builtins__.__name__)
-print(sys.argv, sys.path[0], "torch" in sys.modules, sys.modules["__main__"].__dict__ is globals())
+print(sys.argv, sys.path[0], sys.modules["__main__"].__dict__ is globals())
+print({"numpy", "torch"}.intersection(sys.modules))  # which read the environment then
 print(sorted(set(globals()) - {"sys"}))
 """
 

@@ -75,11 +75,19 @@ def test_folder_of_the_same_name_beside_a_script_is_not_imported(tmp_path):
 
 def test_import_needs_no_other_package_than_numpy():
     code = (  # NumPy may have made Cython's module, or may not
-        "import sys, numpy; before = set(sys.modules) - {'cython_runtime'}; import fastiter; "
+        "import sys, numpy; before = set(sys.modules) - {'cython_runtime'}; "
+        "from fastiter import SerialIterator; "
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
     )
     loaded = {name for name in run("-c", code).stdout.split() if not name.startswith("_")}
     assert loaded - set(sys.stdlib_module_names) - {"numpy"} == {"fastiter", "cython_runtime"}
+
+
+def test_numpy_is_imported_with_the_first_name():
+    """Variables that NumPy reads then may be set after ``import fastiter``."""
+    code = "import sys, fastiter; print('numpy' in sys.modules); fastiter.SerialIterator"
+    done = run("-c", f"{code}; print('numpy' in sys.modules)")
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_without_ray_the_error_says_what_to_install():
