@@ -26,7 +26,7 @@ print("\\n", time.perf_counter() - begin)
 
 
 def _importing(family: str) -> Callable[[], Callable[[str], Measured]]:
-    module = {"fastiter": "fastiter"}.get(family, MODULES[family][0])
+    module = MODULES[family][0]
 
     def make() -> Callable[[str], Measured]:
         # Bytecode is there, as after an install, wherever the library lies.
