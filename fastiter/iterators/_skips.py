@@ -51,7 +51,7 @@ def checked(on_error: Any, limit: Any) -> tuple[Any, float | None]:
             f"skip_limit must be a count (an int) or a share from 0.0 to 1.0, not {limit!r}"
         )
     if is_name and on_error == "raise" and limit != DEFAULT_LIMIT:
-        raise ValueError(f"skip_limit={limit!r} limits nothing: set on_error, too")
+        raise ValueError(f"skip_limit={limit!r} limits nothing: set on_error='skip', or a callable")
     return on_error, limit
 
 

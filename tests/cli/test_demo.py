@@ -77,7 +77,6 @@ def test_data_is_the_published_test_set() -> None:
     [
         ["demo", "--out", "/proc/out"],
         ["profile", "json:x", "--trace", "missing/trace.json"],
-        ["profile", "json:x", "--output", "missing/chart.png"],
         ["tokens", "none.bin", "--png", "missing/chart.png"],
     ],
 )

@@ -104,7 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "examples can be joined, else none)",
     )
     add("--padding", "NUMBER", "pad examples of varying length with it", type=float)
-    add("--output", "FILE.png", "the chart (default: fastiter-profile.png)", type=output_file)
+    add("--output", "FILE.png", "the chart (default: fastiter-profile.png)", type=Path)
     add(
         "--trace",
         "FILE",
