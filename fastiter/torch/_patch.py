@@ -176,8 +176,12 @@ class Record:
         return other
 
     def end(self) -> None:
-        """The loader is gone."""
-        self._stats, self.iterations = self.stats(), None
+        """The loader is gone; an iterator of it may go on."""
+        going = self.iterations.going()
+        if going is None:
+            self._stats, self.iterations = self.stats(), None
+        else:
+            weakref.finalize(going, self.end).atexit = False
 
     def stats(self) -> IteratorStats | None:
         return self._stats if self.iterations is None else self.iterations.stats()

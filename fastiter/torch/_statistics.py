@@ -131,6 +131,11 @@ class Iterations:
             self._counted = ended, tuple(left)
         return begun
 
+    def going(self) -> Any:
+        """An iterator that is alive, or None."""
+        found = (one.iterator() for one in self._counted[1])
+        return next((one for one in found if one is not None), None)
+
     def count(self, number: int | None) -> int:
         """The number of an iteration that begins, from 0; of a loaded one this ``number``."""
         with self._lock:

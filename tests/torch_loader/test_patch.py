@@ -342,6 +342,20 @@ def test_copies_of_a_class_with_a_state_of_its_own(program, left_to_torch):
         assert left_to_torch or [made.stats().batches for made in copies] == [6, 6]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_only_its_loop_holds_is_counted(program, workers):
+    with as_default() as patched:
+        batches = [iter(program.DataLoader(Numbers(), 4, num_workers=workers)) for _ in range(2)]
+        assert [len(next(one)) for one in batches] == [4, 4]
+        assert patched.loaders == []
+        assert [each["batches"] for each in patched.as_dict()["loaders"]] == [1, 1]
+        assert len([*batches.pop()]) == 5
+        assert [each["batches"] for each in patched.as_dict()["loaders"]] == [1, 6]
+        for _ in program.DataLoader(Numbers(), 4, num_workers=workers):
+            pass
+    assert [each["batches"] for each in patched.as_dict()["loaders"]] == [1, 6, 6]
+
+
 class Refused(Numbers):
     """fastiter asks for its columns when an iteration begins; torch does not."""
 
