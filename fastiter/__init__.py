@@ -6,9 +6,9 @@ converters have the interface of Chainer's.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
+import threading
 import warnings
 from typing import TYPE_CHECKING
 
@@ -116,15 +116,16 @@ else:
         **dict.fromkeys(("Iterator", "TabularDataset"), "dataset"),
     }
 
+    # Threads that import a package and a module in it at a time may see each other's half imports.
+    _lock = threading.RLock()
+
     def __getattr__(name):
-        if name in _MODULES:
-            return importlib.import_module(f"fastiter.{name}")
-        if name not in __all__:
+        if name not in _MODULES and name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        is_raised = name.endswith(("Error", "Warning"))
-        home = _HOMES.get(name, "errors" if is_raised else "iterators")
-        globals()[name] = value = getattr(importlib.import_module(f"fastiter.{home}"), name)
-        return value
+        home = _HOMES.get(name, "errors" if name.endswith(("Error", "Warning")) else "iterators")
+        with _lock:
+            module = importlib.import_module(f"fastiter.{name if name in _MODULES else home}")
+            return globals().setdefault(name, module if name in _MODULES else getattr(module, name))
 
 
 __version__ = "0.1.0"

@@ -37,7 +37,7 @@ from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastiter import errors
+import fastiter.errors
 from fastiter._clib import status
 from fastiter._util import fds
 from fastiter._util.start_default import default_method_kept
@@ -137,7 +137,7 @@ def _is_found_by_others() -> bool:
     spec = importlib.machinery.PathFinder.find_spec("fastiter", places)
     if spec is None or spec.origin is None:
         return False
-    return os.path.dirname(spec.origin) == os.path.dirname(errors.__file__)
+    return os.path.dirname(spec.origin) == os.path.dirname(fastiter.errors.__file__)
 
 
 def _pth_folders(packages: str) -> Iterator[str]:

@@ -90,6 +90,25 @@ def test_numpy_is_imported_with_the_first_name():
     assert done.stdout.split() == ["False", "True"]
 
 
+FIRST_USES = """
+import sys, threading, numpy, fastiter
+sys.setswitchinterval(1e-6)
+names = "Iterator", "interop", "MultiprocessIterator", "OverwrittenError", "cache", "iterators"
+begin = threading.Barrier(len(names))
+def use(name):
+    begin.wait()
+    print(name, getattr(fastiter, name) is not None)
+for name in names:
+    threading.Thread(target=use, args=[name]).start()
+"""
+
+
+@pytest.mark.parametrize("attempt", range(3))  # each failed nearly always
+def test_threads_use_first_names_at_a_time(attempt):
+    done = run("-c", FIRST_USES)
+    assert (done.stdout.count("True"), done.stderr) == (6, "")
+
+
 def test_without_ray_the_error_says_what_to_install():
     done = run("-c", "import sys; sys.modules['ray'] = None; import fastiter.ray")
     expected = "ModuleNotFoundError: fastiter.ray needs Ray: pip install ray"
