@@ -6,6 +6,7 @@ does not work.
 
 from __future__ import annotations
 
+import fastiter.iterators  # noqa: F401  (before modules in it: another thread may import it, too)
 from fastiter.interop._chainer import as_chainer
 from fastiter.interop._jax import JaxIterator, as_jax
 from fastiter.interop._torch import TorchIterator, as_torch

@@ -13,6 +13,7 @@ except ImportError as error:
         f"fastiter.torch needs PyTorch 2.3 or newer: pip install torch ({error})"
     ) from error
 
+import fastiter.iterators  # noqa: F401  (before modules in it: another thread may import it, too)
 from fastiter.torch._loader import DataLoader
 from fastiter.torch._orders.samplers import Batches, Order
 from fastiter.torch._padding import PaddingCollator
