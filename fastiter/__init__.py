@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import threading
 import warnings
 from typing import TYPE_CHECKING
@@ -102,8 +103,7 @@ if TYPE_CHECKING:
         WeightedOrderSampler,
     )
 else:
-    # Modules of the public names. They are imported on first use, and NumPy with them: a program
-    # that `python -m fastiter run` runs may first set the environment.
+    # Modules of the public names.
     _HOMES = {
         "IteratorStats": "_stats.iterator_stats",
         "WorkerInfo": "_util.worker_info",
@@ -173,3 +173,10 @@ __all__ = [
 def __dir__() -> list[str]:
     loaded = [name for name in globals() if name in ("ray", "torch") or name.startswith("__")]
     return sorted({*__all__, *_MODULES, *loaded})
+
+
+# The program of `python -m fastiter run` may set variables before, that NumPy reads when it is
+# imported. MultiprocessIterator brings multiprocessing along, the cache datasets.
+if not TYPE_CHECKING and getattr(sys, "argv", [])[:2] != ["-m", "run"]:
+    for _name in {*__all__} - {"MultiprocessIterator", "cache"}:
+        __getattr__(_name)
