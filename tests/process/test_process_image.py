@@ -374,8 +374,9 @@ class Holding(Blocks):
 
 
 @pytest.mark.parametrize("method", NEW)
-def test_an_open_file_is_to_be_opened_in_the_worker(make, method):
-    with open(__file__) as file, sqlite3.connect(":memory:") as database:
+def test_an_open_file_is_to_be_opened_in_the_worker(make, method, tmp_path):
+    # cloudpickle, where it is installed, sends the contents of files that are open for reading.
+    with open(tmp_path / "file", "w") as file, sqlite3.connect(":memory:") as database:
         for what in (file, database):
             with pytest.raises(TypeError, match=r"'what'.*Open files, databases.* in the worker"):
                 make(Holding(what), 4, context=method).start()
