@@ -116,7 +116,7 @@ else:
         **dict.fromkeys(("Iterator", "TabularDataset"), "dataset"),
     }
 
-    # Threads that import a package and a module in it at a time may see each other's half imports.
+    # Threads that import a package and one of its modules at a time could find half of either.
     _lock = threading.RLock()
 
     def __getattr__(name):
@@ -124,8 +124,11 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = _HOMES.get(name, "errors" if name.endswith(("Error", "Warning")) else "iterators")
         with _lock:
-            module = importlib.import_module(f"fastiter.{name if name in _MODULES else home}")
-            return globals().setdefault(name, module if name in _MODULES else getattr(module, name))
+            if name in _MODULES:
+                return importlib.import_module(f"fastiter.{name}")
+            return globals().setdefault(
+                name, getattr(importlib.import_module(f"fastiter.{home}"), name)
+            )
 
 
 __version__ = "0.1.0"
@@ -175,8 +178,8 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES, *loaded})
 
 
-# The program of `python -m fastiter run` may set variables before, that NumPy reads when it is
-# imported. MultiprocessIterator brings multiprocessing along, the cache datasets.
+# Not under `python -m fastiter run`: NumPy reads variables when it is imported, which the program
+# may set first. MultiprocessIterator and cache need modules that not every program uses.
 if not TYPE_CHECKING and getattr(sys, "argv", [])[:2] != ["-m", "run"]:
     for _name in {*__all__} - {"MultiprocessIterator", "cache"}:
         __getattr__(_name)

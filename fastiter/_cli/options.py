@@ -45,4 +45,4 @@ def output_folder(text: str) -> Path:
     """A folder in which files can be written; it is made if it is not there."""
     with contextlib.suppress(OSError):  # the error of a file in it tells
         Path(text).mkdir(parents=True, exist_ok=True)
-    return output_file(f"{text}/snapshot.npz").parent
+    return output_file(f"{text}/.fastiter-can-write").parent

@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="of a .bin file (default: uint16)")
     parser.add_argument("--documents", metavar="NPY", help="where documents of a .bin file begin")
     parser.add_argument(
-        "--column", default="input_ids", help="of Arrow, Parquet (default: input_ids)"
+        "--column", default="input_ids", help="of Arrow or Parquet files (default: input_ids)"
     )
     parser.add_argument("--png", metavar="FILE", type=output_file, help="draw the lengths")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -5,7 +5,7 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 HEAD_BYTES: int
-REPLACING: int
+ALL_ROWS: int
 
 def start_of(length: int) -> int: ...
 

@@ -31,7 +31,7 @@ cdef enum:
 
 HEAD_BYTES = FI_CACHE_HEAD
 cdef object BYTES = numpy.dtype(numpy.uint8)
-REPLACING = FI_CACHE_TOKENS  # number of the lock behind those of the tokens: of all rows
+ALL_ROWS = FI_CACHE_TOKENS  # number of the lock of who empties or replaces them, after the tokens
 
 
 def start_of(uint64_t length):
@@ -74,7 +74,7 @@ cdef class CacheTable:
             if self.cache.checked == NULL:
                 raise MemoryError(f"{8 * length} bytes for what was checked of a read-only cache")
         else:
-            self.locks = FileLocks(self.cache.fd, REPLACING + 1, "filling a cache")
+            self.locks = FileLocks(self.cache.fd, ALL_ROWS + 1, "filling a cache")
         renew_in_child(self)
 
     def __dealloc__(self):
@@ -253,7 +253,7 @@ cdef class CacheTable:
     def clear(self):
         """Empties all rows and gives their space back, one process at a time: each counts out what
         all have stored."""
-        with self.locks.alone(REPLACING), nogil:
+        with self.locks.alone(ALL_ROWS), nogil:
             fi_cache_clear(&self.cache)
 
     def is_first_to_tell(self, uint64_t bit):

@@ -244,8 +244,8 @@ class Planner(EpochPlanQueue):
 
     def snapshot(self) -> Snapshot:
         """The snapshot from which an iteration like this one continues."""
-        of = self.state, self.seed, self.progress, self.anchor
-        return Snapshot(*of, self.recut, self.former_size)
+        cut = self.anchor, self.recut, self.former_size
+        return Snapshot(self.state, self.seed, self.progress, *cut)
 
     def go_on_from(self, snapshot: Snapshot) -> None:
         """Restart from a snapshot; after an error all is as it was."""

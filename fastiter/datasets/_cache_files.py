@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fastiter._clib import status
 from fastiter._clib.file_locks import FileLocks
-from fastiter._fetch.cache_table import REPLACING, CacheTable, start_of
+from fastiter._fetch.cache_table import ALL_ROWS, CacheTable, start_of
 from fastiter._util.warn import warn_caller
 
 _MAGIC = b"fastiter cache 1"
@@ -113,7 +113,7 @@ def _open(path: str, meaning: Meaning, number: bytes | None) -> tuple[int, bool,
             # Whoever has the lock, and finds the same file again, is the one who replaces it. It is
             # no lock that those have who use the file.
             with (
-                FileLocks(fd, REPLACING + 1, "replacing a cache").alone(REPLACING),
+                FileLocks(fd, ALL_ROWS + 1, "replacing a cache").alone(ALL_ROWS),
                 contextlib.suppress(FileNotFoundError),
             ):
                 if os.path.samestat(os.stat(path), os.fstat(fd)):

@@ -456,7 +456,7 @@ def _died(error: WorkerDiedError, plan: Plan) -> RuntimeError:
 
 def _error_of(failure: Failure, plan: Plan) -> Any:
     """Exception for an example's failure: as in torch's loader, its type, with the worker's
-    traceback as its text. The failure stays as it is."""
+    traceback as its text. It may be asked for again."""
     error = failure.error
     if isinstance(error, WorkerDiedError):
         return _died(error, plan)

@@ -74,12 +74,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the findings; return the exit status."""
     found: list[tuple[str, Finding]] = []
-    say = (lambda text: None) if options.json else print
     for section, check in _CHECKS.items():
-        say(f"\n{section}")
+        if not options.json:
+            print(f"\n{section}")
         for finding in check():
             found.append((section, finding))
-            say(finding)
+            if not options.json:
+                print(finding)
     problems = sum(finding.judgement == "problem" for _, finding in found)
     if options.json:
         findings = [{"section": section, **finding._asdict()} for section, finding in found]
@@ -293,7 +294,10 @@ def _installed() -> dict[str, str]:
 
 
 def _environment() -> Iterator[Finding]:
-    for name, value in ((n, os.environ[n]) for n in _VARIABLES if n in os.environ):
+    for name in _VARIABLES:
+        value = os.environ.get(name)
+        if value is None:
+            continue
         if name == "FASTITER_BUFFER_POOL" and (wrong := buffers.complaint()):
             yield Finding(name, repr(value), "problem", wrong)
         else:
