@@ -125,8 +125,6 @@ class Planner(EpochPlanQueue):
         self._digest: tuple[Order, Key] = None, (0, 0)
         self._note(state)
 
-    last_epoch = 0
-
     def has_epoch(self, epoch: int) -> bool:
         """Whether the iteration comes to that epoch."""
         return self.repeat or epoch <= self.last_epoch

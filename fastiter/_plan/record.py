@@ -230,11 +230,10 @@ def snapshot_of(record: Mapping[str, Any], planner: Planner, *, strict: bool) ->
     anchor = state.anchor
     if cut and former_size is None:
         given = {key: cut[key] for key in CUT_DEFAULTS if key in cut}
-        since = Anchor(*cut["anchor"])
         if given == _arguments_of(planner) and (
-            recut is None or _holds_since(since, epoch, cut["cuttings"], planner)
+            recut is None or _holds_since(cut["anchor"], epoch, cut["cuttings"], planner)
         ):
-            anchor = since
+            anchor = cut["anchor"]
     state = state._replace(previous_epoch_detail=_loaded_detail(record, state, whole))
     seed = record.get("seed")
     seed = planner.seed if seed is None else _loaded_seed(seed)
@@ -273,9 +272,16 @@ def _loaded_epoch(
         recut = None if state.cuts is None else _recut(cut, sampled, position, planner)
         if not cut:
             raise ValueError("the snapshot has a record of its sampler, but no 'cut'")
+        cuttings = () if recut is None else recut[1]
+        facts = {"seed": record.get("seed"), **cut}
         order, cuts = _order_again(
-            sampled, stored, position, planner, recut, cut, record.get("seed"), strict=strict
+            sampled, stored, position, planner, cuttings, facts, strict=strict
         )
+        n_drawn = max(sampled.n_drawn, cut["anchor"].n_drawn + epoch - cut["anchor"].epoch)
+        if planner.repeat and n_drawn > sampled.n_drawn:  # saved at the end, without ``repeat``
+            size = None if planner.varies else len(order)
+            order, cuts = draw_epoch(sampler, n_drawn - 1, dataset_size, size, cuttings)
+            sampled = sampled._replace(n_drawn=n_drawn)
         size = None if planner.varies or len(order) >= dataset_size else len(order)
         former_size = None if size == state.epoch_size != planner.former_size else size
         return order, cuts, sampled.n_drawn, former_size, recut
@@ -314,7 +320,7 @@ def loaded_cut(record: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     try:
         cut = dict(stored)
-        cut["anchor"] = naturals("cut", cut["anchor"], len(Anchor._fields))
+        cut["anchor"] = Anchor(*naturals("cut", cut["anchor"], len(Anchor._fields)))
         if "n_examples" in cut:
             cut["n_examples"] = naturals("cut", [cut["n_examples"]])[0]
     except (KeyError, TypeError, ValueError) as error:
@@ -381,21 +387,20 @@ def _order_again(
     stored: Any,
     position: int,
     planner: Planner,
-    recut: tuple[int, tuple[Cutting, ...]] | None,
-    cut: dict[str, Any],
-    seed: Any,
+    cuttings: tuple[Cutting, ...],
+    saved: dict[str, Any],
     *,
     strict: bool,
 ) -> tuple[Order, Any]:
     """The order of a record, drawn by this iteration's sampler; and its cuts."""
     state, sampler, dataset_size = planner.state, planner._order_sampler, planner._dataset_len()
     assert is_epoch_sampler(sampler)
-    saved_seed = _loaded_seed(cut.get("seed", seed))
+    saved["seed"] = _loaded_seed(saved["seed"])
     has_facts = sampler.arguments() is not None  # else the epoch itself has to be compared
     n_examples = examples_of(sampler, dataset_size, state.epoch_size)
     ours = sampler.record(record.n_drawn, n_examples, position, lambda: record.key)
     if record.kind != ours.kind or (has_facts and record.key != ours.key):
-        raise _is_another(record, sampler, saved_seed, cut.get("sizes"))
+        raise _is_another(record, sampler, saved)
     size = state.epoch_size
     if record.n_examples != ours.n_examples:
         if not sampler.permutes:
@@ -408,14 +413,13 @@ def _order_again(
         size = record.n_examples
     if record.n_drawn < 1:
         raise ValueError("the snapshot's order sampler has drawn no order")
-    cuttings = () if recut is None else recut[1]
     order, cuts = draw_epoch(
         sampler, record.n_drawn - 1, dataset_size, None if planner.varies else size, cuttings
     )
     if not has_facts:
         ours = sampler.record(record.n_drawn, n_examples, position, lambda: digest_of(order, cuts))
         if record.key != ours.key:
-            raise _is_another(record, sampler, saved_seed, cut.get("sizes"))
+            raise _is_another(record, sampler, saved)
     if (
         cuts is None
         and isinstance(order, np.ndarray)
@@ -437,19 +441,17 @@ def _check_growth(n_saved: int, dataset_size: int, *, strict: bool) -> None:
         )
 
 
-def _is_another(
-    record: SamplerRecord, sampler: EpochSampler, saved_seed: Seed, saved_sizes: Any
-) -> ValueError:
+def _is_another(record: SamplerRecord, sampler: EpochSampler, saved: dict[str, Any]) -> ValueError:
     """Error of a sampler that is not the saved one; it names what differs, if that is known."""
     ours = list(sampler._source_sizes)
     difference = "the arguments differ"
     if record.kind != sampler.kind:
         difference = "it is of another kind"
-    elif ours and saved_sizes not in (None, ours):
-        difference = f"its sources have {saved_sizes} examples, here they have {ours!r:.200}"
+    elif ours and saved.get("sizes", ours) != ours:
+        difference = f"its sources have {saved['sizes']} examples, here they have {ours!r:.200}"
     elif ours and record.n_examples != sum(ours):
         difference = f"its sources have {record.n_examples} examples, here they have {sum(ours)}"
-    elif saved_seed != (sampler.seed or (0, 0)):
+    elif saved["seed"] != (sampler.seed or (0, 0)):
         difference = "the seed differs"
     elif sampler.arguments() is None:
         difference = f"{sampler.label(record.n_drawn - 1)} gives another epoch"

@@ -200,6 +200,33 @@ def test_it_resumes_exactly(make, save, load, kind):
         assert batches(iterator, 40) == expected
 
 
+@pytest.mark.parametrize("n_resets", [0, 1])
+def test_an_endless_run_goes_on_where_a_single_epoch_has_ended(kind, save, load, n_resets):
+    once = serial(kind(7), repeat=False)
+    for _ in range(n_resets):
+        list(once)
+        once.reset()
+    list(once)
+    endless, expected = serial(kind(7)), orders(kind, n_resets + 4)[n_resets + 1 :]
+    for transport in (lambda: load(endless, save(once)), lambda: load_plain(endless, once)):
+        transport()
+        assert (endless.epoch, endless.current_position) == (1, 0)
+        resumed = serial(kind(7))
+        resumed.load_state_dict(endless.state_dict())
+        seen = flat(batches(endless, 20))
+        assert seen[:60] == flat(expected)[:60]
+        assert flat(batches(resumed, 20)) == seen
+    again = serial(kind(7), repeat=False)
+    load_plain(again, once)
+    assert next(again, None) is None
+    again.reset()
+    assert flat(again) == expected[0]
+
+
+def load_plain(iterator: Any, of_other: Any) -> None:
+    iterator.load_state_dict(json.loads(json.dumps(of_other.state_dict())))
+
+
 def test_copies_pickles_and_resets_go_on(make, kind):
     iterator = make(range(N), **of(kind(7)))
     batches(iterator, 7)
