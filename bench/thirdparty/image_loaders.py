@@ -361,7 +361,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=LOADERS, default=[*LOADERS])
     options = parser.parse_args()
-    folder = options.folder or _made(os.path.join(tempfile.gettempdir(), "fastiter-image-folder"))
+    folder = options.folder or _made(
+        os.path.join(tempfile.gettempdir(), "fastiter-photograph-folder")
+    )
     epochs: dict[str, Epoch] = {}
     for name in options.only:
         try:

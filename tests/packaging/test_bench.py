@@ -23,7 +23,7 @@ sys.path.append(str(TOP))  # last: it may hold a fastiter that is not built, bes
 from bench.__main__ import micro_jobs  # noqa: E402
 from bench.harness import micro, micro_runner, render  # noqa: E402
 from bench.harness.verify import Verifier, WrongContent  # noqa: E402
-from bench.jobs import exact  # noqa: E402
+from bench.jobs import exact, images  # noqa: E402
 from bench.thirdparty import checkout  # noqa: E402
 
 BATCH = 4
@@ -439,3 +439,10 @@ def test_a_loader_of_another_name_keeps_it_in_the_harness():
 def test_a_harness_without_the_import_is_refused(source):
     with pytest.raises(ValueError, match=r"0 imports of .*DataLoader, expected one"):
         checkout.replaced(source, checkout.TORCH, checkout.FASTITER)
+
+
+def test_synthetic_photographs_have_the_size_that_the_pages_tell() -> None:
+    pytest.importorskip("PIL")
+    sizes = [len(images.photograph(375, 500, seed)) for seed in range(10)]
+    assert 105_000 < statistics.mean(sizes) < 115_000
+    assert images.photograph(375, 500, 0) == images.photograph(375, 500, 0)
