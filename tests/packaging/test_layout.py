@@ -273,6 +273,15 @@ def test_tests_import_their_support_by_its_own_names():
     assert wrong == []
 
 
+def test_what_coverage_leaves_out_is_there():
+    """pytest is silent about a name to leave out that it does not find."""
+    listed = re.search(r"^left_out=\((.+?)^\)", (TOP / ".ci" / "coverage").read_text(), re.M | re.S)
+    names = [line.strip().strip('"') for line in listed[1].splitlines() if line.strip()]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "", "--collect-only", *names]
+    result = subprocess.run(command, cwd=TOP, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_no_file_is_too_long():
     folders = ("fastiter", "tests", "bench", "examples")
     sources = [
