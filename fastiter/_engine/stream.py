@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastiter._engine.executor import WrappingExecutor, capture_in
-from fastiter._util.failures import capture
+from fastiter._util.failures import AllSkipped, capture
+from fastiter.errors import DatasetError
 
 if TYPE_CHECKING:
     from fastiter._order.plan import Plan, PlanQueue
@@ -39,7 +40,10 @@ class StreamExecutor(WrappingExecutor):
 
     def make(self, plans: Any, plan: Plan) -> Plan:
         examples = plans.examples_of(plan)
-        if self._is_seeded:
+        if not examples:  # with lengths=, a shard that failed has ended before them
+            error = DatasetError("the shards of all examples of the batch have ended before them")
+            plan.outcome = AllSkipped(error)
+        elif self._is_seeded:
             plan.outcome = capture_in(self.seed, plan, self._batch_maker.batch_of, examples)
         else:
             plan.outcome = capture(self._batch_maker.batch_of, examples)

@@ -111,7 +111,10 @@ class StreamPlanner(Planner):
 
     def examples_of(self, plan: Plan) -> list[Any]:
         assert plan.indices is not None
-        examples = self.store.examples(plan.request)
+        places, n_valid = plan.request, plan.n_valid
+        examples = self.store.examples(places[:n_valid])
+        plan.n_valid_dropped = n_valid - len(examples)
+        examples += self.store.examples(places[n_valid:])
         plan.n_dropped = len(plan.indices) - len(examples)
         plan.progress = self.progress  # shards may have failed
         return examples
@@ -199,16 +202,9 @@ class StreamPlanner(Planner):
                     return Plan(None, state._replace(previous_epoch_detail=detail))
             elif len(places) == whole or not is_endless:
                 break
+        position, size, step = place.n_opened - len(place.lanes), state.epoch_size, state.step
         after = State(
-            place.n_opened - len(place.lanes),
-            epoch,
-            is_new_epoch,
-            place,
-            state.epoch_size,
-            detail,
-            number + 1,
-            None,
-            state.step + 1,
+            position, epoch, is_new_epoch, place, size, detail, number + 1, None, step + 1
         )
         share = n_valid = self.batch_size
         if len(places) < whole:
@@ -218,7 +214,7 @@ class StreamPlanner(Planner):
             places += self._fill(number - 1, share * self.num_ranks - len(places))
         places = places[self.rank * share : (self.rank + 1) * share]
         shards = np.array([self.store.shard(turn) for turn, _ in places], np.int64)
-        step, seeds, origin = state.step, None, (state.epoch, len(places), 1)
+        seeds, origin = None, (state.epoch, len(places), 1)
         if self.example_seed is not None:  # the converter's, which is called here
             own = converter_seed(self.example_seed, step, self.rank)
             seeds = bytes(8 * len(places)) + own

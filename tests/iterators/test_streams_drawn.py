@@ -136,6 +136,40 @@ def test_what_is_left_of_a_shard_that_fails_is_skipped(kind: str, lengths: Any) 
     assert one.skipped == skipped
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_which_a_failed_shard_leaves_nothing_are_passed_over(kind: str) -> None:
+    iterator_class, more = KINDS[kind]
+    data = StreamDataset(range(4), failing, lengths=[20] * 4)
+    arguments: dict[str, Any] = {"on_error": "skip", "skip_limit": 2, "repeat": False, **more}
+    rows = [(shard, i) for shard in (0, 1) for i in range(20)] + [(2, i) for i in range(7)]
+    with iterator_class(data, 3, converter=np.array, **arguments) as iterator:
+        assert [row for batch in iterator for row in batch.tolist()] == [[*row] for row in rows]
+    with iterator_class(data, 3, repeat=False, **more) as iterator:
+        found: list[Any] = []
+        for shard in (2, 3):
+            with pytest.raises(OSError, match=f"shard {shard}"):
+                found.extend(iterator)
+        assert next(iterator, None) is None
+    assert [row for batch in found for row in batch] == rows
+    data = StreamDataset([3], failing, lengths=[20])
+    iterator = iterator_class(data, 3, **{**arguments, "repeat": True})
+    with iterator, pytest.raises(SkipLimitError, match="all of the last 21 examples"):
+        next(iterator)
+
+
+def test_rows_that_fill_up_a_batch_do_not_count_where_a_shard_fails() -> None:
+    data = StreamDataset([0, 2], failing, lengths=[3, 8])  # of which the last is lacking
+    arguments: dict[str, Any] = {"repeat": False, "tail": "mask", "num_ranks": 3}
+    last: list[Any] = []
+    for rank in range(3):
+        iterator = SerialIterator(data, 2, on_error="skip", skip_limit=2, rank=rank, **arguments)
+        *_, batch = iterator
+        assert iterator.valid is not None
+        last.append((batch, iterator.valid.tolist()))
+    assert last[0] == ([(2, 3), (2, 4)], [True, True])
+    assert last[2] == ([(0, 0)], [False])
+
+
 def test_too_many_shards_that_fail_and_what_a_callable_decides() -> None:
     data = StreamDataset(range(5), failing)
     with pytest.raises(SkipLimitError, match=r"2 shards of epoch 0 .* shard number 3"):

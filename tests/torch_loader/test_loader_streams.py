@@ -17,6 +17,8 @@ from fastiter.datasets import StreamDataset
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch.utils.data import default_collate  # noqa: E402
+
 from fastiter.torch import DataLoader  # noqa: E402
 
 pytestmark = [
@@ -150,9 +152,18 @@ def test_what_is_left_of_a_killed_workers_shards_comes():
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_a_shard_that_fails_is_told_of_and_ends(n_workers, monkeypatch):
+@pytest.mark.parametrize("lengths", [None, SIZES])
+@pytest.mark.parametrize("batch_size", [None, 1, 4])
+def test_a_shard_that_fails_is_told_of_and_ends(n_workers, lengths, batch_size, monkeypatch):
     monkeypatch.setenv("FASTITER_TEST_FAILS", "1")
-    loader = DataLoader(stream(), 4, num_workers=n_workers, on_error="skip", skip_limit=3)
+    loader = DataLoader(
+        stream(lengths=lengths),
+        batch_size,
+        collate_fn=None if batch_size else lambda row: default_collate([row]),
+        num_workers=n_workers,
+        on_error="skip",
+        skip_limit=3,
+    )
     rows = list(itertools.chain.from_iterable(map(rows_of, loader)))
     every = {100 * shard + at for shard, size in enumerate(SIZES) for at in range(size)}
     assert sorted(rows) == sorted(every - set(range(305, 312)))
