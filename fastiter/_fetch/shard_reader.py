@@ -27,6 +27,7 @@ class ShardPart(NamedTuple):
     length: int | None  #: of the shard, if known
     resume: tuple[int, Any] | None  #: an example before the part, and the source's state there
     keep: bytes | None = None  #: for each example, whether it is wanted; None: all are
+    fails: bool = False  #: whether the shard may fail before the part, which reading it tells
 
 
 class Examples(NamedTuple):
@@ -71,6 +72,8 @@ class _OpenShard:
             if part.resume is not None:
                 self.position, state = part.resume
                 opened.load_state_dict(state)
+        elif part.fails:
+            pass
         elif part.start and hasattr(opened, "seek") and not hasattr(opened, "read"):
             opened.seek(part.start)
             self.position = part.start

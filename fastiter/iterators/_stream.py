@@ -105,7 +105,7 @@ class StreamPlanner(Planner):
     def attach(self, store: PartStore) -> None:
         self.store = store
         store.clear(self.sources)
-        store.decide = self._decide
+        store.decide, store.has_failed = self._decide, lambda number: self._turn(number)[2]
         if self.num_ranks > 1 and self.stream.lengths is not None:
             store.keep = self._keep
 
@@ -132,21 +132,18 @@ class StreamPlanner(Planner):
     def _note_sources(self) -> None:
         if "store" not in self.__dict__:
             return  # a copy that was not read by yet
-        found = (
-            (number, self.store.state_at(number, at)) for number, at in _place_of(self.state).lanes
-        )
+        lanes = _place_of(self.state).lanes
+        found = ((number, self.store.state_at(number, at)) for number, at in lanes)
         self.sources = {number: state for number, state in found if state is not None}
 
     def _decide(self, number: int, failure: Failure) -> Failure | None:
         """`PartStore.decide`. A shard that is read again counts once in an epoch."""
         if self.policy is None:
             return failure
-        state, shard = self.state, self.store.shard(number)
-        epoch = state.epoch + number // state.epoch_size - (state.n_drawn - 1)
-        record = self.progress.records.get(shard)
-        if record is not None and record.epoch == epoch:
+        shard, epoch, is_known = self._turn(number)
+        if is_known:
             return None
-        plan = Plan(np.array([shard]), state, origin=(epoch, 1, state.epoch_size))
+        plan = Plan(np.array([shard]), self.state, origin=(epoch, 1, self.state.epoch_size))
         plan.progress, failure.row = self.progress, 0
         found = self.policy.resolve(plan, [failure])
         if isinstance(found, dict):
@@ -155,6 +152,13 @@ class StreamPlanner(Planner):
             return found
         self.progress = plan.progress
         return None
+
+    def _turn(self, number: int) -> tuple[int, int, bool]:
+        """Shard and epoch of a turn, and whether that shard was skipped in that epoch."""
+        state, shard = self.state, self.store.shard(number)
+        epoch = state.epoch + number // state.epoch_size - (state.n_drawn - 1)
+        record = None if self.policy is None else self.progress.records.get(shard)
+        return shard, epoch, record is not None and record.epoch == epoch
 
     # ---- batches
 
@@ -167,9 +171,8 @@ class StreamPlanner(Planner):
         if not self._is_ahead:
             following = number * state.epoch_size + place.n_opened
             self.store.trim(place.lanes, following)
-            closed = [n for n in self._marks if n < following and n not in dict(place.lanes)]
-            for each in closed:
-                del self._marks[each]
+            for closed in {n for n in self._marks if n < following} - {*dict(place.lanes)}:
+                del self._marks[closed]
         whole = self.batch_size * self.num_ranks
         is_endless = self.repeat and not self.drop_last
         # With fewer examples left than this, the step is the last one of its epoch.
@@ -303,9 +306,7 @@ class StreamPlanner(Planner):
         """The examples of a place's window, and the place after it."""
         key = number, place._replace(offset=0)
         if key not in self._windows:
-            places, lanes, n_opened = self._walk(
-                number, place.lanes, place.n_opened, self.stream.window
-            )
+            places, lanes, n_opened = self._walk(number, *place[:2], self.stream.window)
             order = self.stream.window_order(number, place.number, len(places))
             while len(self._windows) > 2:
                 self._windows.pop(next(iter(self._windows)), None)

@@ -142,6 +142,8 @@ class PartStore:
         self._raised: set[int] = set()  # turns whose failure was raised
         #: decides about a shard that failed: what to raise; None if the rest of it is left out
         self.decide: Callable[[int, Failure], Failure | None] = lambda number, failure: failure
+        #: tells whether a shard was skipped in its turn
+        self.has_failed: Callable[[int], bool] = lambda number: False
         #: tells which examples of a part are this rank's, as `ShardPart.keep`
         self.keep: Callable[[int, int, int], bytes | None] = lambda number, start, stop: None
 
@@ -317,7 +319,7 @@ class PartStore:
             if not self._turns.setdefault(number, _Turn(0, [])).takes_all:
                 keep = self.keep(number, start, start + count)
         resume = self.state_at(number, start)
-        return ShardPart(number, shard, start, count, length, resume, keep)
+        return ShardPart(number, shard, start, count, length, resume, keep, self.has_failed(number))
 
     def _length(self, number: int) -> int | None:
         lengths = self.stream.lengths

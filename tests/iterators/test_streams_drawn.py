@@ -157,6 +157,44 @@ def test_batches_of_which_a_failed_shard_leaves_nothing_are_passed_over(kind: st
         next(iterator)
 
 
+class Seekable:
+    """A shard that goes to any of its examples, of which some fail."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard, self.at = shard, 0
+
+    def seek(self, at: int) -> None:
+        self.at = at
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for i in range(self.at, 20):
+            yield Failing(self.shard)[i]
+
+
+class Failing(Items):
+    def __init__(self, shard: int) -> None:
+        self.shard, self.size = shard, 20
+
+    def __getitem__(self, i: int) -> tuple[int, int]:
+        if (self.shard, i) in ((2, 7), (3, 0)):
+            raise OSError(f"broken at {i}")
+        return self.shard, i
+
+
+@pytest.mark.parametrize("open_shard", [Seekable, Failing])
+def test_a_shard_that_was_skipped_stays_so_where_a_state_is_behind_it(open_shard: Any) -> None:
+    data = StreamDataset(range(4), open_shard, lengths=[20] * 4, interleave=2, seed=1, window=3)
+    arguments: dict[str, Any] = {"on_error": "skip", "skip_limit": 2, "repeat": False}
+    batches = list(SerialIterator(data, 6, **arguments))
+    for n_batches in range(1, len(batches)):
+        iterator = SerialIterator(data, 6, **arguments)
+        assert [next(iterator) for _ in range(n_batches)] == batches[:n_batches]
+        other = SerialIterator(data, 6, **arguments)
+        other.load_state_dict(iterator.state_dict())
+        assert [*other] == batches[n_batches:]
+        assert {each.times for each in other.skipped} == {1}
+
+
 def test_rows_that_fill_up_a_batch_do_not_count_where_a_shard_fails() -> None:
     data = StreamDataset([0, 2], failing, lengths=[3, 8])  # of which the last is lacking
     arguments: dict[str, Any] = {"repeat": False, "tail": "mask", "num_ranks": 3}
