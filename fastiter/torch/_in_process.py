@@ -29,10 +29,6 @@ _FAILURES = (Failure, AllSkipped)
 _END = object()  # in place of a batch, where the dataset has ended
 
 
-def _unchanged(examples: Any) -> Any:
-    return examples
-
-
 class WholeBatches:
     """Makes each batch of its keys in the calling thread: the source of a `CallerExecutor`.
 
@@ -56,7 +52,7 @@ class WholeBatches:
         self._pin_memory = iterator._pin_memory
         self._pin_memory_device = iterator._pin_memory_device
         self.fetcher = begin_fetching(
-            self._kind, self.dataset, self._auto_collation, _unchanged, self._drop_last, state
+            self._kind, self.dataset, self._auto_collation, self._drop_last, state
         )
         #: whether the dataset, or its iterator, has a state
         self.is_stateful = is_stateful(self.dataset) or is_stateful(

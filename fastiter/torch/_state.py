@@ -9,7 +9,7 @@ import binascii
 import traceback
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -327,18 +327,21 @@ def check_missing(saved: Any, batch_size: int | None) -> None:
         )
 
 
+def _unchanged(examples: Any) -> Any:
+    return examples
+
+
 def begin_fetching(
-    kind: int,
-    dataset: Any,
-    auto_collation: bool,
-    collate_fn: Callable[[Any], Any],
-    drop_last: bool,
-    state: dict[str, Any] | None,
+    kind: int, dataset: Any, auto_collation: bool, drop_last: bool, state: dict[str, Any] | None
 ) -> Any:
-    """Make torch's fetcher of a dataset, and have it go on from ``state``."""
+    """Make torch's fetcher of a dataset, and have it go on from ``state``. It gives examples.
+
+    With the collate function the fetcher would be part of a reference cycle, and a generator of
+    the dataset would not end when its loop or worker does.
+    """
     if state is not None and state["dataset_state"] is not None and is_stateful(dataset):
         dataset.load_state_dict(state["dataset_state"])
-    fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last)
+    fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, _unchanged, drop_last)
     of_fetcher = None if state is None else state["fetcher_state"]
     if of_fetcher is not None:
         if of_fetcher["dataset_iter_state"] is not None:

@@ -158,10 +158,6 @@ class _Broken:
             raise never_skipped(error)  # noqa: B904  # the same one
 
 
-def _unchanged(examples: Any) -> Any:
-    return examples
-
-
 class _WholeBatchMaker:
     """Answers requests, as torch's worker does."""
 
@@ -236,10 +232,8 @@ class _WholeBatchMaker:
         """Go to where the epoch begins in this process."""
         job = self._job
         state, self._n_made = self._start
-        # Without the collate function: the fetcher would be part of a reference cycle, and a
-        # generator of the dataset would not end when the worker does.
         self._fetcher = begin_fetching(
-            job.kind, self._dataset, job.auto_collation, _unchanged, job.drop_last, state
+            job.kind, self._dataset, job.auto_collation, job.drop_last, state
         )
         if request.seeds is not None:
             self._fetcher.dataset = Seeded(self._dataset)
