@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastiter._order.example_context import ExampleContext, keep_generators
+from fastiter._stats.autotune import Adjustable
 from fastiter._util.failures import capture
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from fastiter._stats.trace import WorkerTraces
 
 
-class Executor(Protocol):
+class Executor(Adjustable, Protocol):
     """Makes the batches of plans: in the calling thread, in threads, in processes, on a cluster.
 
     All methods are called in the caller's thread under the lock of the loop, but those that say
@@ -73,15 +74,6 @@ class Executor(Protocol):
 
     def join(self) -> None:
         """Wait for what has no end yet after `close`, in bounded time."""
-
-    def adjust(self, name: str, count: int) -> None:
-        """Change a setting."""
-
-    def is_steady(self) -> bool:
-        """Whether all workers that are wanted have begun to work."""
-
-    def bytes_each(self, name: str) -> int:
-        """About how much memory one more of a setting takes."""
 
     def stats(self, seconds: float) -> LoaderStats:
         """Counters of the workers for the last ``seconds``. Any thread may ask; no lock."""
