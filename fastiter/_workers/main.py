@@ -204,7 +204,8 @@ def _run(arguments: WorkerArguments) -> int:
     seed_by(digest)
     end.load()
     try:
-        _raise(failed)
+        if failed is not None:
+            raise failed
         job = arguments.job.load()
         if isinstance(job, Shared):
             handle, job = job, _value_of(job, arguments.advice)
@@ -250,11 +251,6 @@ def _value_of(image: Shared[Job], advice: str) -> Job:
             "below its guard, and has nothing of a __main__.py, a notebook or an interactive "
             f"session. Move the definition into a module, or {advice}"
         ) from error
-
-
-def _raise(error: BaseException | None) -> None:
-    if error is not None:
-        raise error
 
 
 def _take_signals(arguments: WorkerArguments) -> None:

@@ -173,8 +173,7 @@ class Shared(Generic[T]):
     def __reduce__(self) -> tuple[Any, ...]:
         if _context.packing is None:
             raise TypeError(self._no_way)
-        _context.packing.append(self)
-        return _carried, (len(_context.packing) - 1,)
+        return _beside(self)
 
 
 @contextlib.contextmanager

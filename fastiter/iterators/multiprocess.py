@@ -15,10 +15,9 @@ from fastiter._stats.timer import Timer
 from fastiter._util.arguments import checked_callable, checked_optional_int
 from fastiter._util.cpus import usable_cpus, whole_cpus
 from fastiter._util.failures import dump
-from fastiter._util.worker_info import WorkerInfo, set_worker_info
 from fastiter._workers import row_writer
 from fastiter._workers.batch_converter import BatchConverter, CallableConverter, ConcatConverter
-from fastiter._workers.main import BatchJob, WorkerArguments
+from fastiter._workers.main import BatchJob, WorkerArguments, introduce
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import TimeoutWarning
@@ -374,9 +373,7 @@ class StreamJob(BatchJob):
     learns_columns = False
 
     def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
-        set_worker_info(WorkerInfo(arguments.number, arguments.workers, seed, self.dataset))
-        if self.worker_init is not None:
-            self.worker_init(arguments.number)
+        introduce(self.dataset, self.worker_init, arguments.number, arguments.workers, seed)
         reader = reader_of(self.dataset)
 
         def answer(part: ShardPart) -> Examples:
