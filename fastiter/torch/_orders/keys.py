@@ -16,7 +16,7 @@ from fastiter._plan.record import filled_record, loaded_cut, packed
 from fastiter.iterators._addresses import Preview
 from fastiter.torch._orders.places import LoadedRecord, recorded, shortened
 from fastiter.torch._orders.samplers import Batches, EpochOwner, Order, is_of_fastiter
-from fastiter.torch._state import Resume, check_missing
+from fastiter.torch._state import Resume, check_missing, drawn_from
 
 if TYPE_CHECKING:
     from fastiter._plan.epochs import Planner
@@ -27,7 +27,7 @@ _MOST_KEPT = 256  # plans: as many as batches are planned ahead, as a rule
 
 def owner_of(index_sampler: Any) -> EpochOwner | None:
     """The `Order` or `Batches` whose keys a loader's index sampler gives; else None."""
-    inner = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
+    inner = drawn_from(index_sampler)
     return inner if isinstance(inner, EpochOwner) else None
 
 
