@@ -62,7 +62,8 @@ def _names_in_server() -> dict[str, Any]:
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not multiprocessing.forkserver.main.__code__:
         frame = frame.f_back
-    return {} if frame is None else frame.f_locals
+    # A copy: from CPython 3.13 on f_locals is no dict, and its keys() are a list.
+    return {} if frame is None else dict(frame.f_locals)
 
 
 def _give_key_again() -> None:
