@@ -73,27 +73,28 @@ def reader_of(stream: StreamDataset) -> ShardReader:
 
 
 class PartQueue(PlanQueue):
-    """Plans which part is read next."""
+    """Plans which part the workers of an executor read next. ``parts`` is the dataset of threads,
+    which read a turn one at a time; worker processes, which answer in turn, have none."""
 
     def __init__(
-        self, store: PartStore, parts: ShardParts, n_workers: int, in_workers: bool
+        self, store: PartStore, executor: Any, n_workers: int, parts: ShardParts | None
     ) -> None:
         super().__init__(State(0, 0, False, None, 1, None), 1, True)
         self._store = store
-        self._parts = parts
+        self.executor = executor
         self._n_workers = n_workers
-        self._in_workers = in_workers  # which answer in turn; threads read a turn one at a time
+        self._parts = parts
         self._count = 0
 
     def advance(self, state: Any) -> Plan:
         """Plan the next part; without indices if nothing is to be read now."""
         asked = [plan.request for plan in self.plans if plan.indices is not None]
-        part = self._store.next_part(asked, self._in_workers)
+        part = self._store.next_part(asked, self._parts is None)
         if part is None:
             return Plan(None, state)
         number = self._count = self._count + 1
         worker = -1
-        if self._in_workers:
+        if self._parts is None:
             worker = part.number % self._n_workers
         else:
             self._parts.asked[number] = part
@@ -105,16 +106,17 @@ class PartQueue(PlanQueue):
     def close(self) -> None:
         """Nothing reads for it."""
 
-    def take(self, executor: Any) -> tuple[ShardPart, Any]:
-        """Have an executor's workers read on, and wait for the oldest part."""
+    def take(self) -> tuple[ShardPart, Any]:
+        """Have the workers read on, and wait for the oldest part."""
         self.plans[:] = [plan for plan in self.plans if plan.indices is not None]
         plan = self.peek()
         assert plan.indices is not None  # what is needed is asked for
         if plan.outcome is None:
-            executor.make(self, plan)
+            self.executor.make(self, plan)
         part, outcome = plan.request, plan.outcome
         self.deliver()
-        self._parts.asked.pop(int(plan.indices[0]), None)
+        if self._parts is not None:
+            self._parts.asked.pop(int(plan.indices[0]), None)
         return part, outcome
 
 
@@ -130,8 +132,7 @@ class PartStore:
 
     def __init__(self, stream: StreamDataset, rows: int) -> None:
         self.stream = stream
-        self.executor: Any = None  #: of the workers that read; None: the caller does
-        self.queue: PartQueue | None = None
+        self.queue: PartQueue | None = None  #: of the workers that read; None: the caller does
         self._step_rows = rows
         self.rows = max(_LEAST, -(-rows // min(stream.interleave, len(stream.shards))))
         self.merged_to = MergePosition((), range(0))
@@ -152,10 +153,9 @@ class PartStore:
         n_rows = n_batches * self._step_rows
         return min(MOST_PREFETCH, max(2 * n_workers, -(-n_rows // self.rows)))
 
-    def read_by(self, executor: Any, parts: ShardParts, n_workers: int, in_workers: bool) -> None:
-        """Have the workers of an executor read `ShardParts`."""
-        self.queue = PartQueue(self, parts, n_workers, in_workers)
-        self.executor = executor
+    def read_by(self, executor: Any, n_workers: int, parts: ShardParts | None = None) -> None:
+        """Have the workers of an executor read the parts; threads by `ShardParts`."""
+        self.queue = PartQueue(self, executor, n_workers, parts)
 
     def close(self) -> None:
         """End what reads in the caller."""
@@ -169,7 +169,7 @@ class PartStore:
         if self.queue is not None:
             begun = self.queue.begun_work()
             self.queue.restart(self.queue.state)
-            self.executor.drop(begun)
+            self.queue.executor.drop(begun)
 
     def trim(self, lanes: Lanes, following: int) -> None:
         """Forget what comes before these."""
@@ -246,14 +246,13 @@ class PartStore:
 
     def _read_on(self, number: int) -> None:
         """Wait for one more part: without workers, of this turn."""
-        if self.executor is None:
+        if self.queue is None:
             part, read = self._part(number, self._turns[number].stop), self._reader.read
             seeded = self.stream.seeds is not None
             self._add(part, keep_generators(read, part) if seeded else read(part))
             return
-        assert self.queue is not None
         self._needed = number
-        self._add(*self.queue.take(self.executor))
+        self._add(*self.queue.take())
 
     def _add(self, part: ShardPart, outcome: Any) -> None:
         turn = self._turns.setdefault(part.number, _Turn(part.start, []))

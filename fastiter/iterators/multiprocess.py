@@ -26,7 +26,7 @@ from fastiter.iterators._arguments import OnTimeout, Rank, SeedExamples, Tail
 from fastiter.iterators._batch_maker import BatchMaker
 from fastiter.iterators._device_prefetch import PrefetchingIterator, shared
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._stream_parts import PartStore, ShardParts, reader_of
+from fastiter.iterators._stream_parts import PartStore, reader_of
 
 if TYPE_CHECKING:
     from fastiter._engine.device_stage import DeviceStage
@@ -303,7 +303,7 @@ class MultiprocessIterator(PrefetchingIterator):
             n_workers=n,
             n_prefetch=store.parts_ahead(self._first_prefetch, n),
         )
-        store.read_by(executor, ShardParts(store.stream), n, True)
+        store.read_by(executor, n)
         return executor
 
     def _new_pool(self, n_rows: int, n_workers: int, n_prefetch: int) -> Pool:

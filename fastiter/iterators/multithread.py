@@ -197,7 +197,7 @@ class MultithreadIterator(PrefetchingIterator):
             n_prefetch=store.parts_ahead(self._first_prefetch, n),
             limit=self._limit_of(self._part_timeout(store)),
         )
-        store.read_by(executor, parts, n, False)
+        store.read_by(executor, n, parts)
         return executor
 
     def _limit_of(self, seconds: float | None) -> TimeLimit | None:
