@@ -103,8 +103,10 @@ class WrappingExecutor:
         return getattr(self.inner, name)
 
 
-def capture_in(seed: Seed, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function that seeds the global generators for the batch of a plan; return what it
-    returns, or its `Failure`. The caller's generators stay as they are."""
+def capture_in(seed: Seed | None, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function for the batch of a plan; return what it returns, or its `Failure`. With a
+    seed it seeds the global generators: the caller's stay as they are."""
+    if seed is None:
+        return capture(function, *arguments)
     context = ExampleContext(seed, plan, None)
     return capture(keep_generators, context.run, function, *arguments)

@@ -156,7 +156,7 @@ class ProcessExecutor:
         self._timer.unblock()
         if overtaking is not None:
             plan = plans.peek()
-        plan.outcome = self._delivered(pool, plan, self._policy)
+        plan.outcome = self._finished(plan, pool.deliver, plan, self._policy)
         return plan
 
     def ready(self, plans: PlanQueue) -> Plan | None:
@@ -171,7 +171,7 @@ class ProcessExecutor:
         if self._policy is not None:
             return None
         pool.wait()  # an overwritten word may have taken it back
-        plan.outcome = self._delivered(pool, plan, None)
+        plan.outcome = self._finished(plan, pool.deliver, plan, None)
         return plan
 
     def _from_rows(self, pool: Pool, plan: Plan, lease: Lease) -> Any:
@@ -183,15 +183,9 @@ class ProcessExecutor:
         except Exception as error:
             return Failure.of(error)
 
-    def _delivered(self, pool: Pool, plan: Plan, policy: FailurePolicy | None) -> Any:
-        return self._finished(plan, pool.deliver, plan, policy)
-
     def _finished(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
         """Result, or `Failure`, of a function that may have to convert the batch."""
-        if self._is_seeded:
-            batch = capture_in(self.seed, plan, function, *arguments)
-        else:
-            batch = capture(function, *arguments)
+        batch = capture_in(self.seed if self._is_seeded else None, plan, function, *arguments)
         if self._finish is None or isinstance(batch, Failure):
             return batch
         return capture(self._finish, batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastiter._engine.executor import WrappingExecutor, capture_in
-from fastiter._util.failures import AllSkipped, capture
+from fastiter._util.failures import AllSkipped
 from fastiter.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -43,10 +43,9 @@ class StreamExecutor(WrappingExecutor):
         if not examples:  # with lengths=, a shard that failed has ended before them
             error = DatasetError("the shards of all examples of the batch have ended before them")
             plan.outcome = AllSkipped(error)
-        elif self._is_seeded:
-            plan.outcome = capture_in(self.seed, plan, self._batch_maker.batch_of, examples)
-        else:
-            plan.outcome = capture(self._batch_maker.batch_of, examples)
+            return plan
+        seed = self.seed if self._is_seeded else None
+        plan.outcome = capture_in(seed, plan, self._batch_maker.batch_of, examples)
         return plan
 
     def drop(self, begun: list[Any]) -> None:
