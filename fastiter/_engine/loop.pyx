@@ -25,7 +25,7 @@ cdef class Loop:
     - ``_make()``: makes the batch of the first plan, or of one that it brings forward, and returns
       the batch or its `Failure`; the result is ignored at the end of the iteration. Called under
       the lock. If it is interrupted, the next call makes the same batch.
-    - ``_make_first()``: the same, but plans stay even if nothing is left of their batches. Needed
+    - ``_make(False)``: the same, but plans stay even if nothing is left of their batches. Needed
       for `_make_ahead` alone.
 
     Ctrl-C in a ``for`` loop comes before the commit, and the next call returns the same batch; or
@@ -91,7 +91,7 @@ cdef class Loop:
                     batch = self._make()
                     self.commit(batch)
                 else:
-                    batch = self._make_first()
+                    batch = self._make(False)
             finally:
                 timer.leave()
         finally:

@@ -48,7 +48,6 @@ from fastiter.iterators.samplers.epochs import sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Self
@@ -295,7 +294,7 @@ class PlannedIterator(Loop, IteratorProperties):
         """
         return self.__next__()
 
-    def _make(self) -> Any:
+    def _make(self, passes_over: bool = True) -> Any:
         if self._finalized:
             raise RuntimeError(
                 f"this {type(self).__name__} is closed (finalized) and gives no more batches: "
@@ -313,7 +312,7 @@ class PlannedIterator(Loop, IteratorProperties):
                 if plan.outcome is None:
                     plan = self._executor.make(planner, plan)
                 batch = plan.outcome
-            if type(batch) is not AllSkipped:
+            if type(batch) is not AllSkipped or not passes_over:
                 return batch
             if planner.num_ranks > 1:  # which stay in step
                 batch = plan.outcome = _skips.batch_of_none(batch, self._converter is not None)
@@ -327,20 +326,10 @@ class PlannedIterator(Loop, IteratorProperties):
             plan = planner.peek()
         return None
 
-    def _make_first(self) -> Any:
-        plan = self._planner.peek()
-        if plan.indices is None or self._finalized:
-            return plan.outcome
-        if self._stage is not None:
-            return self._stage.batch_of(self._executor, self._planner, plan)
-        if plan.outcome is None:
-            plan = self._executor.make(self._planner, plan)
-        return plan.outcome
-
     def _peek(self) -> Any:
         """Make the batch that the next call of ``next()`` returns, and return it; None if it fails,
         or at the end. Runs under the lock."""
-        batch = self._make_ahead()
+        batch = None if self._finalized else self._make_ahead()
         return None if isinstance(batch, Failure) else batch
 
     def _most_rows(self) -> int:
