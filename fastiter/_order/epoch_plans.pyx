@@ -16,6 +16,14 @@ from fastiter._order.plan cimport *
 
 cnp.import_array()
 
+cdef struct Step:
+    int64_t rows  # on all ranks; 0 if the epoch has none left
+    int64_t first  # the rank's first one, in the step
+    int64_t count  # the rank's rows
+    int64_t n_valid  # of these, from the first one on, are no repetitions
+    int64_t number  # of the step in its epoch, from 0
+    bint is_last  # of its epoch
+
 
 cdef int64_t place_of(const int64_t *cuts, int64_t m, int64_t position) noexcept:
     """The last of the cuts 0 to m that is not beyond a position."""

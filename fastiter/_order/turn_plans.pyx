@@ -35,6 +35,11 @@ cdef class TurnPlanQueue(PlanQueue):
     counts_rows : whether the random numbers of the rows belong to their numbers, not to the epoch
     """
 
+    cdef readonly Py_ssize_t n_workers
+    cdef readonly int64_t rows
+    cdef public object order, cutter
+    cdef public bint is_overtaking, counts_rows
+
     def __init__(self, state, Py_ssize_t n_workers, int64_t rows):
         super().__init__(state, 1, False)
         self.n_workers = n_workers
