@@ -6,15 +6,17 @@ so no exception, that of Ctrl-C included, leaves one behind that no object holds
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.mem cimport PyMem_Free
 from libc.errno cimport EAGAIN
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 from posix.unistd cimport close, usleep
 
 from fastiter._clib.csrc cimport (
     FI_EXCLUSIVE, FI_OK, FI_SHARED, FI_UNLOCKED, fi_lock, fi_lock_open, fi_lock_set, fi_now_ns,
     fi_process_id)
+from fastiter._clib.memory cimport zeroed
 
 import os
 
@@ -47,15 +49,13 @@ cdef class FileLocks:
 
     def __cinit__(self, int fd, uint64_t n, str what):
         self.source, self.fd, self.n, self.what = fd, -1, n, what
-        self.users = <int32_t *>calloc(max(n, <uint64_t>1), sizeof(int32_t))
-        if self.users == NULL:
-            raise MemoryError()
+        self.users = <int32_t *>zeroed(n, sizeof(int32_t))
         self.open()
 
     def __dealloc__(self):
         if self.fd >= 0:
             close(self.fd)
-        free(self.users)
+        PyMem_Free(self.users)
 
     cdef int open(self) except -1:
         cdef int rc

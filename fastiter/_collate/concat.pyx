@@ -16,6 +16,7 @@ cimport numpy as cnp
 from fastiter._collate.buffers cimport empty_array
 from fastiter._clib.csrc cimport (
     FI_MOST_BYTES, FI_MOST_NDIM, fi_array_bytes, fi_gather, fi_pad, fi_pad_shape)
+from fastiter._clib.memory cimport NOGIL_BYTES
 from fastiter._clib.numpy_api cimport (
     base_of, bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of)
 from fastiter._clib.objects cimport *
@@ -35,8 +36,6 @@ cdef enum:
     STACK_LENGTHS = 512
     # Room for the largest number, a complex of two long doubles, in 8-byte words.
     NUMBER_WORDS = 4
-    # Releasing the GIL and taking it back costs more than copying less than this.
-    NOGIL_BYTES = 65536
 
 
 cdef PyObject *NDARRAY = <PyObject *>numpy.ndarray

@@ -8,23 +8,20 @@ import numpy
 
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
+from cpython.mem cimport PyMem_Free
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
+from fastiter._clib.memory cimport NOGIL_BYTES, zeroed
 from fastiter._clib.numpy_api cimport bytes_of, int64_items, new_empty
 
 cnp.import_array()
 
 cdef extern from "Python.h":
     object PyUnicode_DecodeUTF8(const char *text, Py_ssize_t size, const char *errors)
-
-cdef enum:
-    # Releasing the GIL and taking it back costs more than copying less than this.
-    NOGIL_BYTES = 65536
 
 cdef struct arrow_schema:
     # The type of an array: https://arrow.apache.org/docs/format/CDataInterface.html
@@ -95,9 +92,7 @@ cdef class ArrowColumn:
         self.kind = None if schema is None else kind_in(schema)
         ends = [] if row_groups is None else row_groups.ends.tolist()
         self.arrays = [None] * len(ends)
-        self.chunks = <fi_chunk *>PyMem_Calloc(len(arrays) + len(ends) + 1, sizeof(fi_chunk))
-        if self.chunks == NULL:
-            raise MemoryError()
+        self.chunks = <fi_chunk *>zeroed(len(arrays) + len(ends) + 1, sizeof(fi_chunk))
         for end in ends:
             self.chunks[column.n_chunks].first = column.n_rows
             column.n_rows = end
@@ -112,11 +107,8 @@ cdef class ArrowColumn:
             self.arrays.append(capsule)
         self.chunks[column.n_chunks].first = column.n_rows
         column.chunks = self.chunks
-        column.guide = <uint32_t *>PyMem_Malloc(fi_arrow_guide_size(column) * sizeof(uint32_t))
-        column.starts = <fi_chunk_start *>PyMem_Malloc(
-            (column.n_chunks + 1) * sizeof(fi_chunk_start))
-        if column.guide == NULL or column.starts == NULL:
-            raise MemoryError()
+        column.guide = <uint32_t *>zeroed(fi_arrow_guide_size(column), sizeof(uint32_t))
+        column.starts = <fi_chunk_start *>zeroed(column.n_chunks + 1, sizeof(fi_chunk_start))
         fi_arrow_guide(column)
         if fill is not None:
             self.fill = numpy.full(shape, fill, dtype)
@@ -179,9 +171,7 @@ cdef class ArrowColumn:
     cdef fi_span *spans(self, const int64_t *rows, Py_ssize_t n) except NULL:
         """The places of rows, which the caller has checked and has to free."""
         cdef size_t bad = 0
-        cdef fi_span *found = <fi_span *>PyMem_Malloc(max(n, 1) * sizeof(fi_span))
-        if found == NULL:
-            raise MemoryError()
+        cdef fi_span *found = <fi_span *>zeroed(n, sizeof(fi_span))
         if fi_arrow_spans(found, &self.column, rows, n, &bad) != FI_OK:
             PyMem_Free(found)
             raise ValueError(
@@ -190,9 +180,7 @@ cdef class ArrowColumn:
         return found
 
     cdef fi_span *inner_spans(self, const fi_span *outer) except NULL:
-        cdef fi_span *found = <fi_span *>PyMem_Malloc(max(outer.length, 1) * sizeof(fi_span))
-        if found == NULL:
-            raise MemoryError()
+        cdef fi_span *found = <fi_span *>zeroed(outer.length, sizeof(fi_span))
         if fi_arrow_inner(found, &self.column, outer) != FI_OK:
             PyMem_Free(found)
             raise ValueError(
@@ -265,10 +253,8 @@ cdef class PaddedLists:
     cdef int begin(self, Py_ssize_t n, Py_ssize_t count) except -1:
         """Takes memory for n rows and a number of sources."""
         self.n, self.count = n, count
-        self.sources = <const void **>PyMem_Calloc(max(count, 1), sizeof(void *))
-        self.lengths = <int64_t *>PyMem_Calloc(max(count, 1), sizeof(int64_t))
-        if self.sources == NULL or self.lengths == NULL:
-            raise MemoryError()
+        self.sources = <const void **>zeroed(count, sizeof(void *))
+        self.lengths = <int64_t *>zeroed(count, sizeof(int64_t))
         return 0
 
     cdef int end(self) except -1:
@@ -288,9 +274,7 @@ cdef class PaddedLists:
         cdef Py_ssize_t i
         cdef int64_t length = 0
         try:
-            self.row_lengths = <int64_t *>PyMem_Malloc(max(n, 1) * sizeof(int64_t))
-            if self.row_lengths == NULL:
-                raise MemoryError()
+            self.row_lengths = <int64_t *>zeroed(n, sizeof(int64_t))
             for i in range(n):
                 if 0 <= max_length < spans[i].length:
                     spans[i].length = max_length
@@ -337,9 +321,7 @@ cdef class PaddedLists:
         cdef Py_ssize_t i
         for i in range(self.n):
             total += self.lengths[i]
-        self.expanded = <char *>PyMem_Malloc(max(total, 1))
-        if self.expanded == NULL:
-            raise MemoryError()
+        self.expanded = <char *>zeroed(total, 1)
         total = 0
         for i in range(self.n):
             self.sources[i] = self.expanded + total

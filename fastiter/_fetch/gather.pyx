@@ -6,7 +6,7 @@ it returns None or False, and its caller fetches examples, which gives NumPy's r
 """
 
 from cpython.list cimport PyList_GET_ITEM
-from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
+from cpython.mem cimport PyMem_Free
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.sequence cimport PySequence_GetItem
@@ -15,6 +15,7 @@ from libc.string cimport memcpy
 cimport numpy as cnp
 
 from fastiter._clib.csrc cimport *
+from fastiter._clib.memory cimport NOGIL_BYTES, zeroed
 from fastiter._clib.numpy_api cimport (
     bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, new_empty,
     strides_of)
@@ -31,8 +32,6 @@ cnp.import_array()
 cdef enum:
     # Tables up to this length lie on the stack, in `Places`.
     STACK_ROWS = 512
-    # Releasing the GIL and taking it back costs more than copying less than this.
-    NOGIL_BYTES = 65536
 
 
 cdef Py_ssize_t _row_bytes(cnp.PyArrayObject *array) noexcept:
@@ -78,10 +77,7 @@ cdef class ColumnReader:
         self.columns, self.templates, self.tables, self.dtypes = [], [], [], []
         self.is_fixed = True
         self.row_groups = None
-        self.sources = <ColumnSource *>PyMem_Calloc(
-            max(self.count, 1), sizeof(ColumnSource))
-        if self.sources == NULL:
-            raise MemoryError()
+        self.sources = <ColumnSource *>zeroed(self.count, sizeof(ColumnSource))
         for number, (data, rows) in enumerate(columns):
             source = &self.sources[number]
             source.kind = ARRAY
@@ -365,9 +361,7 @@ cdef class ColumnReader:
                 if not fi_rows_lie_within(rows[0], n, source.table_rows):
                     return False
                 if n > STACK_ROWS:
-                    translated = places.taken = <int64_t *>PyMem_Malloc(n * sizeof(int64_t))
-                    if translated == NULL:
-                        raise MemoryError(f"no memory for the places of {n} rows")
+                    translated = places.taken = <int64_t *>zeroed(n, sizeof(int64_t))
                 fi_rows_translate(translated, source.table, rows[0], n)
                 places.table = source.table
             rows[0] = translated

@@ -1,10 +1,10 @@
 """A field of rows of tokens: a column of `gather.ColumnReader`, made in C."""
 
 cimport numpy as cnp
-from cpython.mem cimport PyMem_Calloc
 from libc.stdint cimport int64_t, uint32_t
 
 from fastiter._clib.csrc cimport *
+from fastiter._clib.memory cimport zeroed
 from fastiter._clib.numpy_api cimport int64_items
 from fastiter._fetch.arrow_column cimport PaddedLists
 from fastiter._fetch.token_rows cimport (
@@ -146,9 +146,7 @@ cdef class TokenLists(PaddedLists):
         if max_length >= 0:
             return False
         self.begin(n, n)
-        self.row_lengths = <int64_t *>PyMem_Calloc(max(n, 1), sizeof(int64_t))
-        if self.row_lengths == NULL:
-            raise MemoryError()
+        self.row_lengths = <int64_t *>zeroed(n, sizeof(int64_t))
         try:
             for i in range(n):
                 self.row_lengths[i] = self.lengths[i] = column.length_of(rows[i])
@@ -156,9 +154,7 @@ cdef class TokenLists(PaddedLists):
                     return False
                 length = max(length, self.lengths[i])
                 total += self.lengths[i]
-            self.expanded = <char *>PyMem_Calloc(max(total, 1), self.dtype.itemsize)
-            if self.expanded == NULL:
-                raise MemoryError()
+            self.expanded = <char *>zeroed(total, self.dtype.itemsize)
             total = 0
             for i in range(n):
                 self.sources[i] = self.expanded + total * self.dtype.itemsize

@@ -8,11 +8,12 @@ epoch plus 1, below the window, and in the lowest `RowPlanner.row_bits` the plac
 
 cimport cython
 cimport numpy as cnp
-from cpython.mem cimport PyMem_Calloc, PyMem_Realloc
+from cpython.mem cimport PyMem_Realloc
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
+from fastiter._clib.memory cimport zeroed
 from fastiter._clib.numpy_api cimport int64_items
 
 import numpy as np
@@ -361,10 +362,8 @@ cdef class RowPlanner:
         cdef int64_t row, epoch, number, following, k, length, last_epoch = -1, last_number = -1
         cdef int64_t own_number = 0, before = 0, end = 0
         cdef Window window = None
-        found.starts = <size_t *>PyMem_Calloc(n + 1, sizeof(size_t))
-        found.continues = <uint8_t *>PyMem_Calloc(n + 1, 1)
-        if found.starts == NULL or found.continues == NULL:
-            raise MemoryError()
+        found.starts = <size_t *>zeroed(n + 1, sizeof(size_t))
+        found.continues = <uint8_t *>zeroed(n + 1, 1)
         for i in range(n):
             row = rows[i]
             if row < 0:

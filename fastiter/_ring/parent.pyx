@@ -7,12 +7,13 @@ have in common. README.md tells the life of a slot.
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.mem cimport PyMem_Free
 from libc.errno cimport EBADF, EINTR
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
 from posix.unistd cimport close
 
 from fastiter._clib.csrc cimport *
+from fastiter._clib.memory cimport zeroed
 from fastiter._clib.status cimport check
 from fastiter._ring.arena cimport Arena
 
@@ -45,9 +46,7 @@ cdef class ParentRing:
         cdef uint32_t workers = arena.ring.geometry.workers
         cdef int ends[2]
         if fi_bells_need_pipes():
-            self.bell_writers = <int *>calloc(workers, sizeof(int))
-            if self.bell_writers == NULL:
-                raise MemoryError()
+            self.bell_writers = <int *>zeroed(workers, sizeof(int))
             for w in range(workers):
                 check(fi_pipe_open(ends), "opening a worker's doorbell")
                 self.bell_pipes.append((ends[0], ends[1]))
@@ -58,7 +57,7 @@ cdef class ParentRing:
     def __dealloc__(self):
         fi_parent_clear(&self.parent)
         self._close_bells()
-        free(self.bell_writers)
+        PyMem_Free(self.bell_writers)
 
     def close(self):
         """Gives back the memory that no lease holds, and closes all descriptors. The workers have
@@ -93,12 +92,10 @@ cdef class ParentRing:
         handlers run, and may raise.
         """
         cdef uint32_t count = <uint32_t>len(descriptors) + 1
-        cdef int *fds = <int *>calloc(count, sizeof(int) + 1)
+        cdef int *fds = <int *>zeroed(count, sizeof(int) + 1)
         cdef uint8_t *ready = <uint8_t *>(fds + count)
         cdef int64_t timeout = <int64_t>(seconds * 1e9)
         cdef int rc
-        if fds == NULL:
-            raise MemoryError()
         try:
             fi_parent_announce_sleep(&self.parent, FI_ANY if any_event else self.awaited())
             if done():
@@ -117,7 +114,7 @@ cdef class ParentRing:
         finally:
             fi_parent_cancel_sleep(&self.parent)
             fi_event_drain(self.arena.event_ends[0])
-            free(fds)
+            PyMem_Free(fds)
 
     cdef uint64_t awaited(self) noexcept:
         """The sequence number of the batch whose end is waited for; FI_ANY: that of any."""
@@ -197,9 +194,7 @@ cdef class ParentRing:
         cdef uint32_t count, i
         if worker >= self.arena.ring.geometry.workers:
             raise ValueError(f"worker {worker} of {self.arena.ring.geometry.workers}")
-        found = <fi_event *>malloc(FI_TRACE_EVENTS * sizeof(fi_event))
-        if found == NULL:
-            raise MemoryError()
+        found = <fi_event *>zeroed(FI_TRACE_EVENTS, sizeof(fi_event))
         try:
             with nogil:
                 count = fi_trace_read(&self.arena.ring, worker, found)
@@ -209,4 +204,4 @@ cdef class ParentRing:
                 for i in range(count)
             ]
         finally:
-            free(found)
+            PyMem_Free(found)

@@ -17,7 +17,7 @@ from cpython.dict cimport PyDict_CheckExact, PyDict_Next, PyDict_Size
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
-from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.mem cimport PyMem_Free
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE, Py_XDECREF, Py_XINCREF
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
@@ -25,6 +25,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
+from fastiter._clib.memory cimport NOGIL_BYTES, zeroed
 from fastiter._clib.numpy_api cimport (
     bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of, scalar_into, strides_of)
 from fastiter._clib.tensors cimport fi_dl_tensor, fi_torch_describes, fi_torch_learn, fi_torch_type
@@ -46,8 +47,6 @@ cdef extern from "Python.h":
 
 cdef enum:
     ALIGNMENT = 64
-    # Below it, giving up and taking back Python's lock costs more than the copy.
-    NOGIL_BYTES = 65536
 
 cdef object MISSING = object()
 cdef dict TENSOR_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # DLPack's, by NumPy's kinds
@@ -110,9 +109,7 @@ cdef class Schema:
         if self.count > MOST_FIELDS:
             raise ValueError(f"{self.count} fields in an example; {MOST_FIELDS} can be columns")
         self.dtypes = []
-        self.fields = <Field *>PyMem_Calloc(self.count, sizeof(Field))
-        if self.fields == NULL:
-            raise MemoryError()
+        self.fields = <Field *>zeroed(self.count, sizeof(Field))
         for number, (kind, dtype, shape) in enumerate(self.specs):
             f = &self.fields[number]
             f.kind = kind

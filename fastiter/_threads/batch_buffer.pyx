@@ -9,7 +9,7 @@ cimport cython
 cimport numpy as cnp
 from cpython.list cimport PyList_GET_ITEM
 from cpython.long cimport PyLong_FromLongLong
-from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.mem cimport PyMem_Free
 from cpython.object cimport PyObject, PyObject_GetItem
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -17,6 +17,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from fastiter._collate.buffers cimport empty_array
 from fastiter._clib.csrc cimport (
     fi_call_cost, fi_call_cost_add, fi_call_cost_claim, fi_copy, fi_now_ns, fi_outruns_cache)
+from fastiter._clib.memory cimport NOGIL_BYTES, zeroed
 from fastiter._clib.numpy_api cimport bytes_of
 from fastiter._fetch.gather cimport indices_of
 from fastiter._ring.schema cimport (
@@ -30,8 +31,6 @@ cdef enum:
     MOST_COPIES = 64
     # Copied in one go: a core's cache holds that many bytes, and the examples they come from.
     MOST_BYTES = 262144
-    # Releasing the GIL and taking it back costs more than copying less than this.
-    NOGIL_BYTES = 65536
 
 cdef enum:
     MISSING
@@ -211,9 +210,7 @@ cdef class BatchBuffer:
         self.schema = schema
         self.kept = [None] * rows
         self.fields = []
-        self.states = <char *>PyMem_Calloc(max(rows, 1), 1)
-        if self.states == NULL:
-            raise MemoryError(f"no memory for the states of {rows} rows")
+        self.states = <char *>zeroed(rows, 1)
         if schema is None:
             return
         self.uncached = fi_outruns_cache(rows * schema.row_bytes, n_batches)
