@@ -72,7 +72,7 @@ class SamplerRecord(NamedTuple):
             raise ValueError(
                 "the snapshot's order sampler is of a version that this release does not know"
             )
-        if array.size != RECORD_SIZE or array.dtype != np.int64 or (array[5:] < 0).any():
+        if array.size != RECORD_SIZE or array.dtype != np.int64 or (array[5:] < [1, 0]).any():
             raise ValueError("the snapshot's order sampler is damaged")
         first, second = (int(word) for word in array[3:5].view(np.uint64))
         return SamplerRecord(int(array[2]), (first, second), *array[5:].tolist())

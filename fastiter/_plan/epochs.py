@@ -134,18 +134,12 @@ class Planner(EpochPlanQueue):
 
     def arguments(self) -> dict[str, Any]:
         """Those of the constructor for another planner of the same batches, besides the state."""
+        of_cuts = "batch_size", "repeat", "rank", "num_ranks", "drop_last", "tail"
         return {
-            "batch_size": self.batch_size,
-            "repeat": self.repeat,
+            **{name: getattr(self, name) for name in (*of_cuts, "seed", "last_epoch")},
             "order_sampler": self._order_sampler,
             "dataset_len": self._dataset_len,
-            "rank": self.rank,
-            "num_ranks": self.num_ranks,
-            "drop_last": self.drop_last,
-            "tail": self.tail,
-            "seed": self.seed,
             "seeds_examples": self.example_seed is not None,
-            "last_epoch": self.last_epoch,
         }
 
     # ---- overridden by the planner of streams

@@ -227,13 +227,15 @@ def snapshot_of(record: Mapping[str, Any], planner: Planner, *, strict: bool) ->
     step = record.get("step", ABSENT)
     step = -(-(epoch * size + position) // whole) if step is ABSENT else naturals("step", [step])[0]
     state = State(position, epoch, bool(is_new_epoch), order, size, None, n_drawn, cuts, step)
-    anchor = state.anchor
-    if cut and former_size is None:
+    anchor, since = state.anchor, cut.get("anchor", state.anchor)
+    if n_drawn:  # without ``repeat`` the order behind the end is not drawn
+        anchor = anchor._replace(n_drawn=max(n_drawn, since.n_drawn_at(epoch)))
+    if former_size is None and anchor.n_drawn == since.n_drawn_at(epoch):
         given = {key: cut[key] for key in CUT_DEFAULTS if key in cut}
         if given == _arguments_of(planner) and (
-            recut is None or _holds_since(cut["anchor"], epoch, cut["cuttings"], planner)
+            recut is None or _holds_since(since, epoch, cut["cuttings"], planner)
         ):
-            anchor = cut["anchor"]
+            anchor = since
     state = state._replace(previous_epoch_detail=_loaded_detail(record, state, whole))
     seed = record.get("seed")
     seed = planner.seed if seed is None else _loaded_seed(seed)
@@ -277,7 +279,7 @@ def _loaded_epoch(
         order, cuts = _order_again(
             sampled, stored, position, planner, cuttings, facts, strict=strict
         )
-        n_drawn = max(sampled.n_drawn, cut["anchor"].n_drawn + epoch - cut["anchor"].epoch)
+        n_drawn = max(sampled.n_drawn, cut["anchor"].n_drawn_at(epoch))
         if planner.repeat and n_drawn > sampled.n_drawn:  # saved at the end, without ``repeat``
             size = None if planner.varies else len(order)
             order, cuts = draw_epoch(sampler, n_drawn - 1, dataset_size, size, cuttings)
@@ -411,8 +413,6 @@ def _order_again(
         if record.n_examples != dataset_size:  # else the present epoch began before it has grown
             _check_growth(record.n_examples, dataset_size, strict=strict)
         size = record.n_examples
-    if record.n_drawn < 1:
-        raise ValueError("the snapshot's order sampler has drawn no order")
     order, cuts = draw_epoch(
         sampler, record.n_drawn - 1, dataset_size, None if planner.varies else size, cuttings
     )

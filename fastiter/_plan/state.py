@@ -30,7 +30,11 @@ class Anchor(NamedTuple):
     step: int = 0
     epoch: int = 0  #: in which the step begins
     position: int = 0  #: at which it begins there
-    n_drawn: int = 0  #: orders drawn by number up to that epoch's
+    n_drawn: int = 0  #: orders drawn by number up to that epoch's; 0: none are
+
+    def n_drawn_at(self, epoch: int) -> int:
+        """Orders drawn by number up to a later epoch's."""
+        return self.n_drawn and self.n_drawn + epoch - self.epoch
 
 
 class State(NamedTuple):

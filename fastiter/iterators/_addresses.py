@@ -46,7 +46,8 @@ def address_of(plan: Plan, rank: int, seed: Seed, known: Epochs | None) -> Addre
     from fastiter._order import permutation
 
     indices = plan.indices
-    assert indices is not None
+    if indices is None:
+        raise LookupError(f"step {plan.state.step} is after the end, which leaves out the rest")
     rows, epochs = indices.copy(), epochs_of_rows(plan)
     if known is not None:
         for epoch in np.unique(indices >> EPOCH_SHIFT).tolist():

@@ -490,8 +490,7 @@ class PlannedIterator(Loop, IteratorProperties):
             preview = Preview(self._planner, self.rank, self._epochs)
             state = preview.after(step)
             anchors = preview.anchors_of(state)
-            snapshot = self._planner.snapshot()
-            self._go_on_from(snapshot._replace(state=state, anchor=anchors[-1][0]))
+            self._go_on_from(self._planner.snapshot()._replace(state=state, anchor=anchors[-1][0]))
             self._planner.anchors = anchors
 
     def _go_on_from(self, snapshot: Snapshot) -> None:

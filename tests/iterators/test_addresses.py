@@ -150,6 +150,29 @@ def test_steps_go_on_where_other_arguments_begin(sizes, steps, drop_last):
                 move(steps[0] - 1)
 
 
+def test_steps_behind_a_state_without_a_seed():
+    without = SerialIterator(range(10), 3)
+    list(itertools.islice(without, 5))
+    iterator = SerialIterator(range(10), 3, order_sampler=ShuffleOrderSampler(1))
+    iterator.load_state_dict(without.state_dict())
+    addresses = [iterator.batch_at(step) for step in range(5, 14)]
+    assert [each.indices.tolist() for each in addresses] == list(itertools.islice(iterator, 9))
+    with pytest.raises(LookupError, match="step 4 is before step 5"):
+        iterator.batch_at(4)
+    iterator.seek(7)
+    assert next(iterator) == addresses[2].indices.tolist()
+
+
+def test_a_rest_that_fills_no_batch_has_no_address():
+    first = SerialIterator(range(5), 3, shuffle=False)
+    next(first)
+    last = SerialIterator(range(5), 3, shuffle=False, repeat=False, drop_last=True)
+    last.load_state_dict(first.state_dict())
+    with pytest.raises(LookupError, match="step 1 is after the end"):
+        last.batch_at(1)
+    assert list(last) == [] and last.address is None
+
+
 def test_a_reset_goes_on_counting():
     iterator = make("one epoch")
     n = len(list(iterator))

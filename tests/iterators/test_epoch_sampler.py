@@ -208,7 +208,10 @@ def test_an_endless_run_goes_on_where_a_single_epoch_has_ended(kind, save, load,
         once.reset()
     list(once)
     endless, expected = serial(kind(7)), orders(kind, n_resets + 4)[n_resets + 1 :]
-    for transport in (lambda: load(endless, save(once)), lambda: load_plain(endless, once)):
+    on_two = serial(kind(7), repeat=False, rank=1, num_ranks=2)  # the end by other arguments
+    load_plain(on_two, once)
+    ways = (lambda: load(endless, save(once)), lambda: load_plain(endless, once))
+    for transport in (*ways, lambda: load_plain(endless, on_two)):
         transport()
         assert (endless.epoch, endless.current_position) == (1, 0)
         resumed = serial(kind(7))

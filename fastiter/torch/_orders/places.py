@@ -104,7 +104,7 @@ class LoadedRecord:
     def __init__(self, record: Any, strict: bool, step: int | None = None) -> None:
         words = record.get("order") if isinstance(record, Mapping) else None
         of_sampler = SamplerRecord.of(words) if isinstance(words, list) else None
-        if of_sampler is None or of_sampler.n_drawn < 1:
+        if of_sampler is None:
             raise ValueError(
                 "the state is not that of one of fastiter's samplers with a seed, as Order and "
                 "Batches have it"
