@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import operator
 import os
 import re
 from typing import Any, NamedTuple
@@ -35,7 +36,8 @@ class MappedFile(NamedTuple):
 
     def open(self) -> int:
         """A descriptor of the file. OSError if it cannot be opened, or has become another one."""
-        fd = os.open(self.path, (os.O_RDWR if self._is_written else os.O_RDONLY) | os.O_CLOEXEC)
+        is_written = self.is_writable and self.is_shared
+        fd = os.open(self.path, (os.O_RDWR if is_written else os.O_RDONLY) | os.O_CLOEXEC)
         found = os.fstat(fd)
         if (found.st_dev, found.st_ino) == (self.device, self.inode):
             return fd
@@ -44,10 +46,6 @@ class MappedFile(NamedTuple):
             f"{self.path} is another file than the one that the dataset has mapped: it was replaced"
             " since. Make the dataset again, or give the new file another name"
         )
-
-    @property
-    def _is_written(self) -> bool:
-        return self.is_writable and self.is_shared
 
 
 class _Region(NamedTuple):
@@ -110,7 +108,7 @@ class FileMappings:
     def _region(self, start: int, nbytes: int) -> _Region | None:
         if self._regions is None:
             self._regions = _regions()
-        at = bisect.bisect_right(self._regions, start, key=_start) - 1
+        at = bisect.bisect_right(self._regions, start, key=operator.attrgetter("start")) - 1
         if at < 0 or start + nbytes > self._regions[at].end:
             return None
         return self._regions[at]
@@ -145,10 +143,6 @@ class _Bytes:
             "shape": (nbytes,),
             "data": (start, is_readonly),
         }
-
-
-def _start(region: _Region) -> int:
-    return region.start
 
 
 def _address(array: npt.NDArray[Any]) -> int:
