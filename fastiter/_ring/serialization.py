@@ -104,14 +104,12 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pi
         def reducer_override(self, obj: object) -> Any:
             if isinstance(obj, np.ndarray):
                 reduced = _reduce_array(obj, writable, self.mappings)
-                if reduced is not None:
-                    return reduced
             else:
                 reduced = None if self.reduce is None else self.reduce(obj)
                 if reduced is None:
                     reduced = array_subtypes.reduce_subclass(obj) or _reduce_image(obj)
-                if reduced is not None:
-                    return reduced
+            if reduced is not None:
+                return reduced
             return NotImplemented if override is None else override(self, obj)
 
     return ArrayPickler
