@@ -283,7 +283,7 @@ class TokenDataset(DatasetMixin):
                 multiple=self._multiple,
                 **form,
             )
-        self._plain = plain_columns(self._as_columns())
+        self._plain = plain_columns(self.__fastiter_columns__())
         self._tell_epoch()
 
     def _ignored(self, dtype: np.dtype[Any]) -> int:
@@ -391,7 +391,7 @@ class TokenDataset(DatasetMixin):
             raise out_of_range(indices, len(self))
         return examples
 
-    def _as_columns(self) -> Columns:
+    def __fastiter_columns__(self) -> Columns:
         columns = tuple(SourceColumn(column) for column in self._columns.values())
         fills: dict[str, Any] = {}
         if self._width is None:
@@ -412,9 +412,6 @@ class TokenDataset(DatasetMixin):
         return Columns(
             dict, self._fields, columns, False, fills=fills or None, by_example=by_example
         )
-
-    def __fastiter_columns__(self) -> Columns:
-        return self._as_columns()
 
     def _decides(self) -> tuple[Any, ...]:
         """Arguments that decide the rows besides the seed."""
