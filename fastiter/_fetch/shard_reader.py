@@ -64,20 +64,18 @@ class _OpenShard:
     def __init__(self, opened: Any, part: ShardPart, seeds: ShardSeeds | None) -> None:
         self._opened = opened
         self._part, self._seeds = part, seeds
-        self._stateful: Any = None
+        self._stateful: Any = opened if is_stateful(opened) else None
         self._items: Any = None
         self.position = 0
-        if is_stateful(opened):
-            self._stateful = opened
+        start = 0 if part.fails else part.start
+        if self._stateful is not None:
             if part.resume is not None:
                 self.position, state = part.resume
                 opened.load_state_dict(state)
-        elif part.fails:
-            pass
-        elif part.start and hasattr(opened, "seek") and not hasattr(opened, "read"):
-            opened.seek(part.start)
-            self.position = part.start
-        elif isinstance(opened, (Sequence, np.ndarray)):
+        elif start and hasattr(opened, "seek") and not hasattr(opened, "read"):
+            opened.seek(start)
+            self.position = start
+        elif not part.fails and isinstance(opened, (Sequence, np.ndarray)):
             self._items = opened
         self._examples: Iterator[Any] | None = None if self._items is not None else iter(opened)
 
