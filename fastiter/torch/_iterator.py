@@ -13,6 +13,7 @@ from torch.autograd import _profiler_enabled
 from torch.autograd.profiler import record_function
 from torch.utils.data import BatchSampler
 from torch.utils.data import dataloader as torch_dataloader
+from torch.utils.data.graph_settings import apply_random_seed
 
 from fastiter._engine.loop import Loop
 from fastiter._fetch.dataset_access import tokens_of
@@ -67,6 +68,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     _planner: Plans  # made by the subclass, as the executor is
     _executor: Executor
     _sampler_iter: Any
+    _shared_seed: int | None
     _dataset: Any
     _is_closed = False  # whether `close` was called
 
@@ -93,20 +95,31 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._seeds_examples = loader.seed_examples
         moved, opened = self._move_opening(loader, resume and resume.main)
         super().__init__(loader)
-        if opened is not None:
-            self._sampler_iter = opened
-        elif moved:  # torch's class has opened it
+        is_early = moved and opened is None  # torch's class has opened it
+        if is_early:
             set_states(self._generators, self._generator_states)
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-        self._dataset = fetched(loader) if self._dataset is loader.dataset else self._dataset
-        tokens = tokens_of(self._dataset)
-        if tokens is not None:
-            self._count_tokens = functools.partial(_tokens_in, tokens, self._auto_collation)
         # Workers that persist have the base seed of their first epoch.
         self._is_reset = resume is not None and resume.main["_is_reset"]
         if resume is not None and self._is_reset:
             self._base_seed = resume.main["_base_seed"]
             set_states(self._generators, self._generator_states)
+        is_again = loader.num_workers > 0 if resume is None else resume.main["_opens_again"]
+        self._opens_again = is_again and self._owner is None
+        if (self._opens_again or self._is_reset) and not is_early:
+            seed = self._shared_seed  # which workers have, as torch's, that start before
+            super()._reset(loader, True)
+            self._shared_seed = seed
+            if seed is not None:
+                generator = torch.Generator().manual_seed(seed)
+                self._dataset = apply_random_seed(self._dataset, generator)
+            opened = None if opened is None else iter(drawn_from(self._index_sampler))
+        if opened is not None:
+            self._sampler_iter = opened
+        self._dataset = fetched(loader) if self._dataset is loader.dataset else self._dataset
+        tokens = tokens_of(self._dataset)
+        if tokens is not None:
+            self._count_tokens = functools.partial(_tokens_in, tokens, self._auto_collation)
         if self._owner is not None and loader.generator is None:
             torch.set_rng_state(former)
             epoch = self._owner.epoch if resume is None else resume.main["_base_epoch"]
@@ -143,7 +156,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._generator_states = states_of(self._generators)
         self._sampler_epoch = self._epoch_of(loader)
         super()._reset(loader, first_iter)
-        self._is_reset = True
+        self._is_reset, self._opens_again = True, False
         self._facts = self._facts_of(loader)
         self._sampler_iter = self._keys_of(None)
         self._last_iteration.skips = self._planner.progress.skips
@@ -421,6 +434,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             "_sampler_epoch": self._sampler_epoch,
             "_base_seed": self._base_seed,
             "_is_reset": self._is_reset,
+            "_opens_again": self._opens_again,
             "_example_seed": list(self._example_seed),
         }
         if self._owner is None:

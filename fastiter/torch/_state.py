@@ -241,6 +241,7 @@ DEFAULTS: dict[str, Any] = {
     "_sampler_epoch": None,
     "_base_seed": None,
     "_is_reset": False,
+    "_opens_again": False,
     "_example_seed": None,
 }
 

@@ -212,6 +212,59 @@ def test_iterators_that_a_library_has_moved_on(
         assert [as_list(batch) for batch in loader] == rest
 
 
+class Drawing:
+    """Draws the keys of an epoch as it is opened, or counts how often it was; batches, or keys."""
+
+    def __init__(self, counts: bool, size: int) -> None:
+        self.counts, self.size, self.n_opened = counts, size, 0
+
+    def __iter__(self) -> Any:
+        self.n_opened += 1
+        keys = (torch.arange(8) + self.n_opened) % 8 if self.counts else torch.randperm(8)
+        return iter(keys.view(-1, self.size).tolist() if self.size else keys.tolist())
+
+
+def shuffled_pipe() -> Any:
+    return torch_data.datapipes.iter.IterableWrapper(range(12)).shuffle().sharding_filter()
+
+
+OPENED: dict[str, Callable[[], dict[str, Any]]] = {
+    "keys drawn": lambda: {"sampler": Drawing(False, 0), "batch_size": None},
+    "keys counted": lambda: {"sampler": Drawing(True, 0), "batch_size": None},
+    "batches drawn": lambda: {"batch_sampler": Drawing(False, 2)},
+    "batches counted": lambda: {"batch_sampler": Drawing(True, 2)},
+    "datapipe": lambda: {"dataset": shuffled_pipe(), "batch_size": 2},
+}
+
+
+@pytest.mark.parametrize("make", OPENED.values(), ids=OPENED)
+@pytest.mark.parametrize("n_more", [0, 1])
+def test_samplers_that_draw_as_they_are_opened(make: Any, n_more: int, workers: Any) -> None:
+    """torch opens them once, or twice where it has started workers."""
+
+    def all_of(loader: Any) -> list[Any]:
+        return [torch.as_tensor(batch).tolist() for batch in loader]
+
+    found, states = [], []
+    for loader_class in LOADERS.values():
+        torch.manual_seed(3)
+        loader = loader_class(**{"dataset": Dataset(same), **make(), **workers})
+        epochs = [all_of(loader) for _ in range(1 + n_more)]
+        batches = iter(loader)
+        next(batches)
+        if loader_class is DataLoader:
+            states.append(loader.state_dict())
+        epochs += [all_of(batches), all_of(loader)]
+        found.append((epochs, torch.get_rng_state().tolist()))
+    assert found[0] == found[1]
+    options = {"dataset": Dataset(same), **make()}
+    if getattr(options.get("batch_sampler", options.get("sampler")), "counts", False):
+        return  # a count of a sampler's own is in no state
+    resumed = DataLoader(**options, **workers)
+    resumed.load_state_dict(states[0])
+    assert [all_of(resumed), all_of(resumed)] == found[0][0][1 + n_more :]
+
+
 def test_orders_of_fastiter_are_not_moved_on(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     base = torch_data.dataloader._BaseDataLoaderIter
     monkeypatch.setattr(base, "__init__", _moving(base.__init__))

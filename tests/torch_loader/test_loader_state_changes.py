@@ -700,28 +700,30 @@ def test_the_state_of_a_sampler_is_that_of_each_batch(every):
 
 
 @pytest.mark.parametrize("sizes", [*itertools.permutations((4, None, 3))])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    "workers", [(0, 0, 0), (2, 0, 1), (1, 1, 1)], ids=["none", "changed", "persistent"]
+)
 @pytest.mark.parametrize("own", [False, True])
-def test_a_sampler_that_draws_with_its_iterator(sizes, persistent, own):
-    """Whether torch makes the iterator before the base seed, as without batches, or after it."""
+def test_a_sampler_that_draws_with_its_iterator(sizes, workers, own):
+    """Whether torch makes the iterator before the base seed, as without batches, or after it, and
+    with workers a second time."""
 
-    def loader_of(size):
+    def loader_of(size, num_workers):
         torch.manual_seed(2)
         arguments = {"sampler": Drawing(), "generator": seeded() if own else None}
         arguments["sampler"].generator = arguments["generator"]
-        if persistent:
-            arguments |= {"num_workers": 1, "persistent_workers": True}
+        arguments |= {"num_workers": num_workers, "persistent_workers": all(workers)}
         return DataLoader(range(N), size, **arguments)
 
-    whole = loader_of(sizes[0])
+    whole = loader_of(sizes[0], workers[0])
     epochs = [flat(map(values, whole)) for _ in range(3)]
     for n_before in (0, 1):
-        loader, found, state = loader_of(sizes[0]), [], None
+        loader, found, state = loader_of(sizes[0], workers[0]), [], None
         for _ in range(n_before):
             collections.deque(loader, 0)
-        for size in sizes:
+        for size, number in zip(sizes, workers, strict=True):
             if state is not None:
-                loader = loader_of(size)
+                loader = loader_of(size, number)
                 loader.load_state_dict(state)
             iterator = iter(loader)
             found += values(next(iterator))
