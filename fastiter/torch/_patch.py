@@ -53,8 +53,8 @@ def patch(**keywords: Any) -> Patch:
 
     Raises
     ------
-    TypeError
-        If a keyword is unknown, or one of torch's own.
+    TypeError, ValueError
+        If a keyword is unknown, or one of torch's own, or if its value is wrong for any loader.
 
     Notes
     -----
@@ -73,6 +73,8 @@ def patch(**keywords: Any) -> Patch:
                 f"patch() takes the arguments that fastiter's DataLoader adds to torch's "
                 f"({', '.join(sorted(own))}), not {name!r}"
             )
+    checked = {name: keywords[name] for name in keywords.keys() - {"rank", "num_replicas", "tail"}}
+    _loader.DataLoader(range(1), num_workers=1, **checked)
     return Patch(keywords)
 
 

@@ -120,6 +120,10 @@ def test_keywords_are_for_loaders_whose_caller_has_not_set_them(program):
     for name in ("batch_size", "in_order", "unknown"):
         with pytest.raises(TypeError, match=f"seed_examples.*not '{name}'"):
             patch(**{name: 1})
+    for wrong in ({"on_error": "none"}, {"on_timeout": "retry"}, {"hedge": 2.0}, {"skip_limit": 3}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            patch(**wrong)
+    assert program.DataLoader is real.DataLoader
 
 
 @pytest.mark.parametrize(
