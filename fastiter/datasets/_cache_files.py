@@ -66,8 +66,9 @@ def open_table(path: str, meaning: Meaning, disk: float, number: bytes | None = 
     float is a share of what its file system has free. `number`: that of the only right file."""
     if not isinstance(disk, float):
         require_index("disk", disk, meaning.length)
-    fd, is_read_only, found = _open(os.path.realpath(path), meaning, number)
+    fd = -1
     try:
+        fd, is_read_only, found = _open(os.path.realpath(path), meaning, number)
         if meaning != found.meaning:
             raise ValueError(
                 f"the cache {path} holds {found.meaning}, and this one is of {meaning}: pass "
@@ -75,8 +76,12 @@ def open_table(path: str, meaning: Meaning, disk: float, number: bytes | None = 
             )
         table = _table(fd, meaning, disk, is_read_only)
         return OpenedFile(table, found.number, bool(table.present().any()))
+    except OSError as error:
+        error.filename = error.filename or path  # none where a call took the descriptor
+        raise
     finally:
-        os.close(fd)  # the table has a duplicate, and with it the lock
+        if fd >= 0:
+            os.close(fd)  # the table has a duplicate, and with it the lock
 
 
 class _Found(NamedTuple):

@@ -421,6 +421,18 @@ def test_a_limit_of_the_file_size_makes_it_full(place, output_of, tmp_path):
     assert printed.strip() == kind
 
 
+def test_a_file_that_cannot_be_made_is_named(output_of, tmp_path):
+    printed = output_of(f"""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        try:
+            fastiter.cache(Rows(), path={str(tmp_path / "file")!r})
+        except OSError as error:
+            print(error)
+    """)
+    assert printed.strip().endswith(f"File too large: {str(tmp_path / 'file')!r}")
+    assert not list(tmp_path.glob("file*"))
+
+
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no /dev/shm")
 def test_a_file_in_memory():
     path = f"/dev/shm/fastiter-test-{os.getpid()}"
