@@ -233,8 +233,11 @@ class WorkerProcess:
         self.process.join(1)
         # Another thread's start asks all known processes whether they have ended: Python 3.10 fails
         # there if one is closed meanwhile.
-        with contextlib.suppress(ValueError), fds.unless_closed(), fds.lock():
-            self.process.close()  # ValueError: other code has reaped it, its status is unknown
+        with fds.unless_closed(), fds.lock():
+            popen = self.process._popen
+            if popen.poll() is None:  # other code has reaped it, or the kernel
+                popen.returncode = 255  # multiprocessing closes none without a status
+            self.process.close()
         self.close()
 
     def close(self) -> None:

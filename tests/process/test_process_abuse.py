@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
+import multiprocessing
 import os
 import signal
 import time
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from examples_of import Blocks, Gated, Spawning
 from inside import n_restarts, pids_of
-from outside import HANG, is_alive, kill, later, run_script, wait_until
+from outside import HANG, descriptors, is_alive, kill, later, run_script, wait_until
 
 from fastiter import DatasetError
 
@@ -65,10 +67,14 @@ def test_a_fork_that_goes_on_as_the_worker_does_no_harm(make):
 
 @pytest.mark.parametrize("has_pidfds", [True, False])
 def test_children_that_the_kernel_reaps(make, monkeypatch, has_pidfds):
-    """A worker's end without a known reason: its death is handled all the same, and planned exits
-    are no deaths."""
+    """A worker's end without a known reason: its death is handled all the same, planned exits are
+    no deaths, and nothing is left of the workers."""
     if not has_pidfds:
         monkeypatch.delattr(os, "pidfd_open", raising=False)
+    with make(Blocks(40, 1), 4) as warm:  # what only the first one opens stays
+        next(warm)
+    gc.collect()
+    known, opened = set(multiprocessing.active_children()), descriptors()
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         iterator = make(Blocks(40, 1), 4, maxtasksperchild=2)
@@ -85,6 +91,7 @@ def test_children_that_the_kernel_reaps(make, monkeypatch, has_pidfds):
             number += 1
         assert n_restarts(iterator) == 2
         iterator.finalize()
+        assert (set(multiprocessing.active_children()), descriptors()) == (known, opened)
     finally:
         signal.signal(signal.SIGCHLD, before)
 
