@@ -350,6 +350,9 @@ def start_process(method: str, arguments: WorkerArguments) -> Any:
             process.start()
         except BaseException as error:
             _close_pipes_of_no_process(error)
+            if isinstance(error, BlockingIOError):
+                advice = "raise that limit (ulimit -u, pids.max), or have fewer workers"
+                error.strerror = f"no process is left for a worker process: {advice}"
             raise
         finally:
             this_thread.starts_worker = False

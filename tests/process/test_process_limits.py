@@ -211,7 +211,7 @@ def test_a_fork_that_fails_leaves_nothing(make, monkeypatch, at):
     names = orphaned_names()
     iterator = make(Blocks(40, 1), 4, n_processes=3)
     monkeypatch.setattr(os, "fork", fork)
-    with pytest.raises(BlockingIOError) as caught:
+    with pytest.raises(BlockingIOError, match=r"worker process.*ulimit -u.*fewer") as caught:
         next(iterator)
     assert caught.value.errno == errno.EAGAIN
     del caught  # its traceback refers to the memory
