@@ -338,8 +338,8 @@ int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint6
             piece = fi_max_u64(piece / 8, FI_PAGE);
             continue;
         }
-        if (rc != FI_OK) /* ENOSPC: vm.overcommit_memory=2, or what is left of /dev/shm */
-            return rc == ENOSPC ? ENOMEM : rc;
+        if (rc != FI_OK)
+            return rc;
         done += part;
     }
     return FI_OK;

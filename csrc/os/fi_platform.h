@@ -34,7 +34,8 @@ uint64_t fi_shm_limit(uint64_t parts);
 
 /* Allocates the pages of [offset, offset + bytes). Checks free memory and the control group's
  * limit first, because fallocate on a memfd past free memory does not fail: it invokes the
- * out-of-memory killer. FI_E_MEMORY: refused by that check, with need and have in the results. */
+ * out-of-memory killer. FI_E_MEMORY: refused by that check, with need and have in the results.
+ * ENOSPC: vm.overcommit_memory=2, or /dev/shm is full, for memory that is not a memfd. */
 int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have);
 
 /* Gives the pages of [offset, offset + bytes) back, which read as zeros afterwards. Best effort: does

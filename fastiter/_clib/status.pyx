@@ -4,7 +4,7 @@ parent process, and what a fork needs."""
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport ENOMEM
+from libc.errno cimport ENOMEM, ENOSPC
 from libc.stdint cimport int64_t, uint64_t
 from libc.signal cimport raise_, sig_atomic_t
 from posix.signal cimport SA_SIGINFO, sigaction, sigaction_t
@@ -45,6 +45,12 @@ cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
         raise MemoryError(
             f"{what}: {need or 'more'} bytes needed, {have or 'none'} available within the limits of "
             "machine and control group; reduce batch_size, n_prefetch, shared_mem or the examples"
+        )
+    if rc == ENOSPC:
+        raise MemoryError(
+            f"{what}: {need} bytes needed, and no room for them in /dev/shm (docker run --shm-size), "
+            "which a system without memfd_create takes, or within vm.overcommit_memory; enlarge it, "
+            "or reduce batch_size, n_prefetch, shared_mem or the examples"
         )
     if rc == FI_E_FULL:
         raise MemoryError(

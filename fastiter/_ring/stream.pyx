@@ -5,11 +5,9 @@ the block is written there, as an example is into a batch; any other is packed i
 block. The reader infers the `Schema` of the columns from its own samples, and packs it there too.
 """
 
-import os
 import pickle
 
 cimport cython
-from libc.errno cimport ENOMEM
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -120,8 +118,8 @@ cdef class SampleWriter(SlotWriter):
             with nogil:
                 rc = fi_slot_commit(self.reader.ring, self.reader.slot, committed, columns, &need,
                                     &have)
-        if rc > 0 and rc != ENOMEM:  # not that it is too much
-            raise OSError(rc, f"memory for samples: {os.strerror(rc)}")
+        if rc > 0:
+            check(rc, "memory for samples", need, have)
         if rc != FI_OK:
             raise MemoryError(
                 f"memory for samples: {need} bytes needed, {have} available within the machine's, "

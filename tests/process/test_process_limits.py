@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import platform
 import subprocess
 import textwrap
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from examples_of import Blocks
 from outside import children, descriptors, mapped_arenas, orphaned_names, run_script, wait_until
+from without_calls import NUMBERS
 
 # -- memory -----------------------------------------------------------------------------------
 
@@ -437,6 +439,34 @@ def test_other_file_systems_and_memory(tmp_path, output_of, namespace, name, met
 """
     prefix = (*namespace, f'cd "$0"; {command}\ncd "$0"; exec "$@"', tmp_path)
     assert output_of(source, prefix=prefix, cwd=tmp_path) == "True\nTrue\n"
+
+
+@pytest.mark.skipif(platform.machine() not in NUMBERS, reason="numbers of system calls")
+def test_a_dev_shm_that_is_full_without_memfd_is_named(output_of, namespace):
+    """There the memory has to lie in /dev/shm, however much the machine has left."""
+    out = output_of(
+        """
+        import errno
+        from examples_of import Blocks
+        from fastiter import MultiprocessIterator
+        from without_calls import refuse
+
+        if __name__ == "__main__":
+            refuse(["memfd_create"], errno.EPERM)
+            for elements in (10, 100_000, 10):
+                iterator = MultiprocessIterator(
+                    Blocks(8, elements), 4, n_processes=1, shuffle=False, context="fork"
+                )
+                try:
+                    print(len(next(iterator)))
+                except MemoryError as error:
+                    print("/dev/shm" in str(error), "available" in str(error))
+                    del error
+                iterator.finalize()
+        """,
+        prefix=(*namespace, 'mount -t tmpfs -o size=256k none /dev/shm; exec "$@"', "sh"),
+    )
+    assert out == "4\nTrue False\n4\n"
 
 
 def test_a_directory_that_is_gone_is_named_where_it_is_needed(tmp_path):
