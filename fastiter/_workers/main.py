@@ -188,12 +188,14 @@ def _run(arguments: WorkerArguments) -> int:
         other.forget()
     watch_parent(arguments.parent_pidfd.fd, arguments.parent_death_pipe.fd)
     if arguments.parent:
-        die_with_parent(arguments.parent)
+        with contextlib.suppress(OSError):  # a sandbox may refuse it, and the watch is enough
+            die_with_parent(arguments.parent)
     thread_limits.limit_threads(is_forked=arguments.arena is not None)
     arena = arguments.arena
     if arena is None:
         arena = Arena.attach(arguments.memory.fd, arguments.event.fd, arguments.geometry)
-    arena.dont_fork()
+    with contextlib.suppress(OSError):  # as above: what the dataset forks keeps the memory, then
+        arena.dont_fork()
     end = WorkerRing(arena, arguments.number, arguments.bell_pipe.fd)
     failed = forkserver.import_main_module()
     _take_signals(arguments)  # that module may have done so, too

@@ -197,9 +197,11 @@ def is_packing() -> bool:
 def reserve_file(nbytes: int, no_way: str = _NO_WAY) -> Shared[None]:
     """A handle of shared memory that processes write themselves. No page is taken before that.
     `no_way` is the error where the handle cannot travel."""
-    if hasattr(os, "memfd_create"):
+    try:
         fd = os.memfd_create("fastiter", os.MFD_CLOEXEC)
-    else:
+    except (AttributeError, OSError) as error:
+        if getattr(error, "errno", errno.ENOSYS) not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+            raise
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:

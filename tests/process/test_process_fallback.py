@@ -28,7 +28,7 @@ PROGRAM = """
     from outside import children, descriptors, kill, orphaned_names, wait_until
 
     def main(method, names, error):
-        from fastiter import MultiprocessIterator
+        from fastiter import MultiprocessIterator, cache
         for name, call in CALLS.items():
             try:
                 os.close(call())
@@ -36,10 +36,11 @@ PROGRAM = """
                 assert name in names and caught.errno == error, (name, caught)
             else:
                 assert name not in names
-        for _ in range(2):  # what only the first one opens stays
+        for is_cached in (False, True):  # what only the first one opens stays
             before, names = descriptors(), orphaned_names()
+            dataset = cache(Blocks(48), memory=1 << 20) if is_cached else Blocks(48)
             iterator = MultiprocessIterator(
-                Blocks(48), 8, n_processes=2, shuffle=False, context=method
+                dataset, 8, n_processes=2, shuffle=False, context=method
             )
             number = 0
             while number < 18 or n_restarts(iterator) < 2:  # one may do the other's work, too
@@ -54,6 +55,9 @@ PROGRAM = """
             workers = set(pids_of(iterator))
             iterator.finalize()
             assert not workers & children()
+            if is_cached:
+                assert dataset.stats().hits > 0
+                dataset.close()
         assert descriptors() == before
         assert orphaned_names() <= names
         print("done")
@@ -87,6 +91,7 @@ def refuses_calls():
         ("fork", ALL, "ENOSYS"),
         ("forkserver", ALL, "EPERM"),
         ("fork", ("pidfd_open",), "EPERM"),
+        ("fork", ("madvise", "prctl"), "EPERM"),
         pytest.param("spawn", ("memfd_create",), "EPERM", marks=pytest.mark.stress),
     ],
 )

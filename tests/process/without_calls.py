@@ -15,8 +15,22 @@ import struct
 import sys
 
 NUMBERS = {
-    "x86_64": {"memfd_create": 319, "pidfd_open": 434, "eventfd2": 290, "futex": 202},
-    "aarch64": {"memfd_create": 279, "pidfd_open": 434, "eventfd2": 19, "futex": 98},
+    "x86_64": {
+        "memfd_create": 319,
+        "pidfd_open": 434,
+        "eventfd2": 290,
+        "futex": 202,
+        "madvise": 28,
+        "prctl": 157,
+    },
+    "aarch64": {
+        "memfd_create": 279,
+        "pidfd_open": 434,
+        "eventfd2": 19,
+        "futex": 98,
+        "madvise": 233,
+        "prctl": 167,
+    },
 }
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
