@@ -110,7 +110,13 @@ class Shared(Generic[T]):
     def write(self) -> None:
         """Copies the large buffers; once, before anybody loads them."""
         assert self._packed is not None
-        self._packed.write_to(self._image.fd)
+        try:
+            self._packed.write_to(self._image.fd)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                how = "(docker run --shm-size), which a system without memfd_create takes"
+                error.strerror = f"a dataset or shared object finds no room in /dev/shm {how}"
+            raise
         self._packed = None
 
     @property

@@ -49,7 +49,7 @@ CEILINGS = {
     "_stats": 1_470,
     "_threads": 1_440,
     "_util": 1_135,
-    "_workers": 4_685,
+    "_workers": 4_690,
     "csrc": 10_070,
     "dataset": 1_570,
     "datasets": 4_085,

@@ -447,8 +447,9 @@ def test_a_dev_shm_that_is_full_without_memfd_is_named(output_of, namespace):
     out = output_of(
         """
         import errno
+        import numpy as np
         from examples_of import Blocks
-        from fastiter import MultiprocessIterator
+        from fastiter import MultiprocessIterator, kernels
         from without_calls import refuse
 
         if __name__ == "__main__":
@@ -463,10 +464,14 @@ def test_a_dev_shm_that_is_full_without_memfd_is_named(output_of, namespace):
                     print("/dev/shm" in str(error), "available" in str(error))
                     del error
                 iterator.finalize()
+            try:
+                kernels.share(np.zeros(100_000))
+            except OSError as error:
+                print("/dev/shm" in str(error))
         """,
         prefix=(*namespace, 'mount -t tmpfs -o size=256k none /dev/shm; exec "$@"', "sh"),
     )
-    assert out == "4\nTrue False\n4\n"
+    assert out == "4\nTrue False\n4\nTrue\n"
 
 
 def test_a_directory_that_is_gone_is_named_where_it_is_needed(tmp_path):
