@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from fastiter._order import example_context
 from fastiter._order.example_rng import checked_word, generator_of
 from fastiter._order.permutation import VirtualOrder, fast_permutation, seed_words
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 __all__ = ["example_rng", "permutation", "virtual_permutation"]
 

@@ -7,19 +7,17 @@ the next epoch is that of the number after the one of the batch delivered last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from typing_extensions import TypeIs
-
-    Seed = int | Sequence[int] | np.random.SeedSequence
 
 __all__ = ["Epoch", "EpochSampler"]
 
+Seed: TypeAlias = int | Sequence[int] | np.random.SeedSequence
 #: A scalar argument of a batch sampler that decides about cuts.
 Limit = int | float | None
 Key: TypeAlias = tuple[int, int]

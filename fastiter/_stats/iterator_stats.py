@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastiter._stats import bottleneck
 from fastiter._stats.stats import IteratorCounts, LoaderStats, Verdict, difference, total
+from fastiter._stats.timer import Timer
 from fastiter._util.cpus import usable_cpus
-
-if TYPE_CHECKING:
-    from fastiter._stats.timer import Timer
 
 
 @dataclasses.dataclass(frozen=True)

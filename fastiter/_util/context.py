@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self as Self
+else:
+    Self = Any  # in hints that a program reads
 
 
 class Closing:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 
 def nbytes_of(value: Any) -> int:
     """About how many bytes the arrays, numbers and texts of an example or a batch take.
 
     All items of a list count as much as the first one.
     """
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.nbytes
     if isinstance(value, list):
         return len(value) * nbytes_of(value[0]) if value else 0
     if isinstance(value, (tuple, dict)):

@@ -7,15 +7,13 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.permutation import example_words, fast_permutation, seed_words
 from fastiter._util.arguments import checked_callable, checked_int
-
-if TYPE_CHECKING:
-    from fastiter._fetch.shard_reader import ShardSeeds
 
 __all__ = ["StreamDataset"]
 

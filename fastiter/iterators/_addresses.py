@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.plan import Plan, size_within
@@ -17,8 +18,6 @@ from fastiter._util.arguments import checked_int
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy.typing as npt
 
     from fastiter._fetch.dataset_access import Epochs
     from fastiter._order.example_context import Seed

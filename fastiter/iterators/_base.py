@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from fastiter._device.cupy import leak_after_fork
 from fastiter._engine.caller import CallerExecutor
 from fastiter._engine.chainer_state import as_records, exchange
+from fastiter._engine.executor import Executor
 from fastiter._engine.loop import Loop
 from fastiter._engine.stream import StreamExecutor
 from fastiter._fetch.dataset_access import keeps_rows, row_groups_of, tokens_of
@@ -33,12 +35,14 @@ from fastiter._plan.seed import seed_of
 from fastiter._plan.state import SkipState, Snapshot
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
+from fastiter._util.context import Self
 from fastiter._util.failures import AllSkipped, Failure
 from fastiter._util.ranks import iterator_ranks
 from fastiter.datasets.arrow_dataset import arrow_source
 from fastiter.datasets.stream_dataset import StreamDataset
 from fastiter.iterators import _arguments, _skips
 from fastiter.iterators._addresses import Preview, SkippingPlanner, checked_ranges
+from fastiter.iterators._arguments import Rank, SeedExamples, Tail
 from fastiter.iterators._batch_maker import BatchMaker, concat_of
 from fastiter.iterators._properties import IteratorProperties
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError, SkipPolicy
@@ -48,14 +52,8 @@ from fastiter.iterators.samplers.epochs import sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from typing_extensions import Self
-
     from fastiter._engine.device_stage import DeviceStage
-    from fastiter._engine.executor import Executor
     from fastiter._stats.autotune import Tuner
-    from fastiter.iterators._arguments import Rank, SeedExamples, Tail
     from fastiter.iterators._stream_parts import PartStore
 
 

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from fastiter._engine.executor import Executor
 from fastiter._fetch.dataset_access import epochs_of
+from fastiter._plan.epoch_store import EpochStore
+from fastiter._plan.epochs import Planner
+from fastiter._plan.state import Skipped
+from fastiter._stats.autotune import Tuner
 from fastiter._stats.iterator_stats import IteratorStats
+from fastiter._stats.timer import Timer
+from fastiter._stats.trace import Call, Trace, WorkerTraces
 from fastiter._util.arguments import checked_int
 from fastiter.dataset.iterator import Iterator
 from fastiter.iterators._addresses import Address, Preview, address_of
+from fastiter.iterators._arguments import SeedExamples
+from fastiter.iterators._skips import OnError
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
-    import numpy.typing as npt
-
-    from fastiter._engine.executor import Executor
     from fastiter._order.example_context import Seed
-    from fastiter._plan.epoch_store import EpochStore
-    from fastiter._plan.epochs import Planner
-    from fastiter._plan.state import Skipped
-    from fastiter._stats.autotune import Tuner
-    from fastiter._stats.timer import Timer
-    from fastiter._stats.trace import Call, Trace, WorkerTraces
-    from fastiter.iterators._arguments import SeedExamples
-    from fastiter.iterators._skips import OnError
 
 
 class IteratorProperties(Iterator):
@@ -304,8 +302,6 @@ class IteratorProperties(Iterator):
             When it begins, or workers start within, if there is no memory for the records: 1 MiB
             for each worker process.
         """
-        from fastiter._stats.trace import Trace
-
         return Trace(self, path)
 
     def _start_trace(self, note: Callable[[Call], None]) -> None:

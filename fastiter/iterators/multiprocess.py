@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastiter._engine.choosing import Choosing
+from fastiter._engine.executor import Executor
 from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.seeded import SeededCall
 from fastiter._stats.autotune import MOST_PREFETCH, Tuner, first_workers, most_workers
@@ -30,7 +31,6 @@ from fastiter.iterators._stream_parts import PartStore, reader_of
 
 if TYPE_CHECKING:
     from fastiter._engine.device_stage import DeviceStage
-    from fastiter._engine.executor import Executor
     from fastiter._fetch.shard_reader import Examples, ShardPart
     from fastiter._ring.arena import WorkerRing
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from fastiter._engine.executor import Executor
 from fastiter._engine.threads import ThreadExecutor
 from fastiter._fetch.row_groups import RowClaims
 from fastiter._stats.autotune import MOST_PREFETCH, Tuner
@@ -21,7 +22,6 @@ from fastiter.iterators._stream_parts import PartStore, ShardParts
 
 if TYPE_CHECKING:
     from fastiter._engine.device_stage import DeviceStage
-    from fastiter._engine.executor import Executor
 
 __all__ = ["MultithreadIterator"]
 

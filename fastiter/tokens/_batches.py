@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fastiter._fetch.dataset_access import epochs_of
-from fastiter._plan.epoch_sampler import EpochSampler
+from fastiter._plan.epoch_sampler import Cutting, Epoch, EpochSampler, Key, Limit, SamplerRecord
 from fastiter._util.arguments import checked_flag, checked_int, checked_optional_int
 from fastiter.iterators.samplers._batches import epoch_by_cuttings
 from fastiter.iterators.samplers._orders import CompactOrder
 from fastiter.tokens._dataset import TokenDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import numpy.typing as npt
-
-    from fastiter._plan.epoch_sampler import Cutting, Epoch, Key, Limit, SamplerRecord
 
     Indices = npt.NDArray[np.int64]
 

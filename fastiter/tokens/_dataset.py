@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fastiter._collate.numpy_fallback import LAST, OnLeft
 from fastiter._fetch.dataset_access import (
@@ -26,15 +28,10 @@ from fastiter._util.arguments import (
     checked_names,
     checked_optional_int,
 )
+from fastiter._util.context import Self
 from fastiter.dataset.mixin import DatasetMixin, out_of_range, row_at
 from fastiter.datasets._arrow_sources import held
 from fastiter.tokens._sources import Opened, checked_signs, open_source, paths_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-    from typing_extensions import Self
 
 __all__ = ["TokenDataset"]
 

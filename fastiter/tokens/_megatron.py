@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
 from fastiter._fetch.token_column import MOST_TOKENS, TokenColumn
@@ -14,10 +16,6 @@ from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.tokens._sources import checked_integers, checked_signs, open_source, paths_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
     from fastiter._fetch.token_rows import TokenSource
 
 __all__ = ["MegatronDataset"]

@@ -6,14 +6,15 @@ import copy
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import context as contexts
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch.utils.data
 from torch.utils.data import _DatasetKind
 
 from fastiter._fetch.dataset_access import is_stateful, row_groups_of
+from fastiter._plan.epoch_sampler import EpochSampler
 from fastiter._plan.state import SkipState
 from fastiter._stats.autotune import MOST_PREFETCH, first_workers
 from fastiter._util.arguments import (
@@ -26,9 +27,17 @@ from fastiter._util.cpus import usable_cpus
 from fastiter._workers.start_method import SAFE
 from fastiter.datasets.arrow_dataset import table_source
 from fastiter.datasets.stream_dataset import StreamDataset
-from fastiter.iterators._arguments import DEFAULT_RETRIES, OnTimeout, checked_retries, checked_share
+from fastiter.iterators._arguments import (
+    DEFAULT_RETRIES,
+    OnTimeout,
+    Rank,
+    Tail,
+    checked_retries,
+    checked_share,
+)
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError, checked
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
+from fastiter.iterators.samplers.shuffle import OrderSampler
 from fastiter.torch import _streams
 from fastiter.torch._changes import (
     converted,
@@ -43,6 +52,7 @@ from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._orders.keys import adopted, joined, load_of_loader
+from fastiter.torch._orders.places import LoadedRecord
 from fastiter.torch._orders.samplers import ranks_of
 from fastiter.torch._state import (
     LastIteration,
@@ -56,14 +66,6 @@ from fastiter.torch._state import (
     unbegun_state,
 )
 from fastiter.torch._statistics import LoaderReports
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fastiter._plan.epoch_sampler import EpochSampler
-    from fastiter.iterators._arguments import Rank, Tail
-    from fastiter.iterators.samplers.shuffle import OrderSampler
-    from fastiter.torch._orders.places import LoadedRecord
 
 _CONTEXTS = (
     contexts.DefaultContext,

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import _DatasetKind
 
 from fastiter._fetch.dataset_access import row_groups_of
+from fastiter._plan.state import Skipped, SkipState
 from fastiter._stats.autotune import Tuner, most_workers
 from fastiter._stats.bottleneck import TORCHS
 from fastiter._stats.iterator_stats import IteratorStats
 from fastiter._stats.stats import LoaderStats
 from fastiter._stats.timer import Timer
+from fastiter._stats.trace import Call, Trace, WorkerTraces
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
+from fastiter.iterators._addresses import Address
 from fastiter.torch._orders.keys import owner_of
 
 if TYPE_CHECKING:
-    import os
-
-    import torch
-
     from fastiter._engine.processes import ProcessExecutor
-    from fastiter._plan.state import Skipped, SkipState
-    from fastiter._stats.trace import Call, Trace, WorkerTraces
-    from fastiter.iterators._addresses import Address
     from fastiter.torch._orders.samplers import EpochOwner
     from fastiter.torch._state import LastIteration
 

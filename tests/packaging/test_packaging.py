@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import types
+import typing
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ import fastiter
 
 INSTALLED = Path(fastiter.__file__).parent
 PACKAGE = Path(__file__).resolve().parents[2] / "fastiter"
+MODULES = ["dataset", "datasets", "errors", "images", "interop", "iterators", "kernels", "random"]
+MODULES += ["reader", "tokens"]
 BINDINGS = sorted(str(path.relative_to(PACKAGE).with_suffix("")) for path in PACKAGE.rglob("*.pyx"))
 
 
@@ -48,18 +51,38 @@ def test_completion_offers_public_names_alone():
 
 
 def test_public_modules_are_there_without_an_import_of_their_own():
-    names = ["dataset", "datasets", "errors", "interop", "iterators", "kernels", "random", "reader"]
-    names.append("tokens")
     lines = [
         "import os, fastiter",
-        f"for name in {names}:",
+        f"for name in {MODULES}:",
         "    if os.fork() == 0:",  # none has what another has imported
         "        print(getattr(fastiter, name).__name__, name in dir(fastiter), flush=True)",
         "        os._exit(0)",
         "    os.wait()",
     ]
     printed = run("-c", "\n".join(lines)).stdout.splitlines()
-    assert printed == [f"fastiter.{name} True" for name in names]
+    assert printed == [f"fastiter.{name} True" for name in MODULES]
+
+
+@pytest.mark.parametrize("name", [*MODULES, "torch"])
+def test_hints_of_public_names_resolve(name):
+    """As libraries read them that make arguments of a command, or check types while they run."""
+    if name == "torch":
+        pytest.importorskip("torch")
+    module = importlib.import_module(f"fastiter.{name}")
+    public = [getattr(module, each) for each in module.__all__]
+    classes = {base for each in public if isinstance(each, type) for base in each.__mro__}
+    ours = [each for each in classes if each.__module__.startswith("fastiter")]
+    members = [
+        member.fget if isinstance(member, property) else member
+        for each in ours
+        for of_member, member in vars(each).items()
+        if not of_member.startswith("_") or of_member in ("__init__", "__iter__", "__enter__")
+    ]
+    for each in [*public, *members]:
+        is_generated = "<string>" in getattr(getattr(each, "__code__", None), "co_filename", "")
+        is_of_torchs = name == "torch" and isinstance(each, type)  # whose own do not
+        if isinstance(each, (type, types.FunctionType)) and not (is_generated or is_of_torchs):
+            typing.get_type_hints(each)
 
 
 def test_folder_of_the_same_name_beside_a_script_is_not_imported(tmp_path):

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from fastiter._plan.epoch_sampler import Epoch, EpochSampler, words_of
+from fastiter._plan.epoch_sampler import Epoch, EpochSampler, Seed, words_of
 from fastiter._util.arguments import checked_int
 from fastiter.iterators.samplers._orders import ComputedOrder
 from fastiter.iterators.samplers.shuffle import OrderSampler
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from fastiter._plan.epoch_sampler import Seed
 
 __all__ = ["BlockShuffleOrderSampler"]
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from fastiter._plan.epoch_sampler import EpochSampler, words_of
+from fastiter._plan.epoch_sampler import Cutting, Epoch, EpochSampler, Limit, Seed, words_of
 from fastiter._util.arguments import checked_flag, checked_optional_int
 from fastiter.iterators.samplers._batches import epoch_by_cuttings
 from fastiter.iterators.samplers._orders import CompactOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from fastiter._plan.epoch_sampler import Cutting, Epoch, Limit, Seed
-
     Lengths = npt.NDArray[Any]
     Indices = npt.NDArray[np.int64]
 

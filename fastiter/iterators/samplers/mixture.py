@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from math import isfinite, lcm
 from numbers import Rational
@@ -11,21 +12,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fastiter._plan.epoch_sampler import Epoch, EpochSampler, key_of, words_of
+from fastiter._plan.epoch_sampler import Epoch, EpochSampler, Seed, key_of, words_of
 from fastiter._plan.repeats import repeats_in
 from fastiter._util.arguments import checked_int
 from fastiter.iterators.samplers._orders import ComputedOrder, joined
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
     from fractions import Fraction
 
     import numpy.typing as npt
 
     from fastiter._order.permutation import VirtualOrder
     from fastiter._order.sampling import Interleaving
-    from fastiter._plan.epoch_sampler import Seed
 
     Counts = npt.NDArray[np.int64]
 

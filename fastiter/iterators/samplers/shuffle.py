@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fastiter._plan.epoch_sampler import Epoch, EpochSampler, words_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
 
 __all__ = ["OrderSampler", "ShuffleOrderSampler"]
 

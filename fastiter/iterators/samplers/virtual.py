@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from fastiter._plan.epoch_sampler import Epoch, EpochSampler, words_of
+from fastiter._plan.epoch_sampler import Epoch, EpochSampler, Seed, words_of
 from fastiter.iterators.samplers.shuffle import OrderSampler
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fastiter._plan.epoch_sampler import Seed
 
 __all__ = ["VirtualShuffleOrderSampler"]
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from fastiter._plan.epoch_sampler import Epoch, EpochSampler, words_of
+from fastiter._plan.epoch_sampler import Epoch, EpochSampler, Seed, words_of
 from fastiter._util.arguments import checked_flag, checked_optional_int
 from fastiter.iterators.samplers.shuffle import OrderSampler
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from fastiter._plan.epoch_sampler import Seed
 
 __all__ = ["WeightedOrderSampler"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -19,22 +19,18 @@ from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.plan import TAILS
 from fastiter._plan.epoch_sampler import Cutting, EpochSampler, is_epoch_sampler
 from fastiter._plan.epoch_store import EpochStore
-from fastiter._plan.epochs import dataset_length, initial_state
+from fastiter._plan.epochs import Planner, dataset_length, initial_state
 from fastiter._plan.record import packed, record_of
 from fastiter._plan.seed import seed_of
+from fastiter._plan.state import State
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.ranks import iterator_ranks
 from fastiter.iterators._addresses import Address, Preview, address_of
-from fastiter.iterators._arguments import MOST_ROWS
+from fastiter.iterators._arguments import MOST_ROWS, Rank, Tail
 from fastiter.iterators.samplers._batches import CallableBatches
 from fastiter.iterators.samplers.epochs import RowsOfEpochs, sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import OrderSampler
 from fastiter.torch._orders.places import DrawnRows, EpochPlanner, LoadedRecord
-
-if TYPE_CHECKING:
-    from fastiter._plan.epochs import Planner
-    from fastiter._plan.state import State
-    from fastiter.iterators._arguments import Rank, Tail
 
 _CHUNK = 256  # rows that an `Order` without a batch size plans at a time
 _WORKERS = 2**64 - 2  # in the place of an epoch, for the seeds of workers
