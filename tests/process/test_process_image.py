@@ -3,6 +3,7 @@ environment. A fork gives the right values."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import multiprocessing
@@ -376,7 +377,8 @@ class Holding(Blocks):
 @pytest.mark.parametrize("method", NEW)
 def test_an_open_file_is_to_be_opened_in_the_worker(make, method, tmp_path):
     # cloudpickle, where it is installed, sends the contents of files that are open for reading.
-    with open(tmp_path / "file", "w") as file, sqlite3.connect(":memory:") as database:
+    opened = contextlib.closing(sqlite3.connect(":memory:"))
+    with open(tmp_path / "file", "w") as file, opened as database:
         for what in (file, database):
             with pytest.raises(TypeError, match=r"'what'.*Open files, databases.* in the worker"):
                 make(Holding(what), 4, context=method).start()
