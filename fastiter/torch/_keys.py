@@ -441,7 +441,7 @@ class SamplerKeys:
         of its key in the epoch, of all ranks together, and its number in that key. How the keys are
         cut into batches makes no difference."""
         n_ranks, rank = self._ranks
-        rows = np.arange(len(keys) if hasattr(keys, "__len__") else 1, dtype=np.int64)
+        rows = np.arange(len(keys) if self._cuts or self._lists else 1, dtype=np.int64)
         if self._cuts:
             return (first + rows) * n_ranks + rank, np.zeros_like(rows)
         return np.full_like(rows, first * n_ranks + rank), rows

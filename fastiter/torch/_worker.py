@@ -242,7 +242,7 @@ class _WholeBatchMaker:
         is_stream = self._job.kind == _DatasetKind.Iterable and self._job.auto_collation
         if is_stream and len(examples) < len(self._keys):  # the last ones
             self._n_rows = len(examples)
-        if self._wants_schema:
+        if self._wants_schema and examples:
             self._schema = schema_for(self._job.batch_converter, examples, self._job.rows)
         if self._finds_misfits:
             return collate(self._collate_fn, examples, self._keys)

@@ -647,6 +647,22 @@ def test_a_tensor_of_a_batch_is_not_shared_until_it_is_asked_to():
         assert batch[:, 0].tolist() == [*range(4 * number, 4 * number + 4)]
 
 
+class FirstIsEmpty(torch_data.Sampler):
+    batch_size = 2
+
+    def __iter__(self):
+        return iter([[], [0, 1], []])
+
+    def __len__(self):
+        return 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_empty_batch_may_be_the_first(workers):
+    loader = DataLoader([5, 6], batch_sampler=FirstIsEmpty(), collate_fn=list, num_workers=workers)
+    assert list(loader) == [[], [5, 6], []]
+
+
 def test_gradients_of_examples_from_workers_are_required_without_a_history():
     dataset = Dataset(lambda i: torch.full((2,), float(i), requires_grad=True), 40)
     for batch in DataLoader(dataset, 4, num_workers=1):

@@ -218,3 +218,15 @@ def test_seeds_where_workers_share_rows(arguments, batch_size, collate_fn):
         )
         epochs.append([str(batch) for batch in loader])
     assert epochs[0] == epochs[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_single_keys_that_are_tensors_are_seeded(workers):
+    options = {"seed_examples": True, "num_workers": workers}
+    numbers = []
+    for kind in (int, torch.tensor):
+        torch.manual_seed(0)
+        keys = [kind(i) for i in range(N)]
+        dataset = TransformDataset(range(N), lambda i: torch.rand(2))
+        numbers.append(torch.stack(list(DataLoader(dataset, None, sampler=keys, **options))))
+    assert torch.equal(*numbers)
