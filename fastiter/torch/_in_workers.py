@@ -87,10 +87,9 @@ class WorkersIterator(LoaderIterator):
         # What is delivered out of order can be told at that time only.
         self._interval = loader.snapshot_every_n_steps if loader.in_order else 1
         self._asks_first = self._is_iterable or is_stateful(self._dataset)
-        self._shares_rows = (
-            loader.dataset_timeout is not None or loader.hedge is not None or loader.adjusts_workers
-        )
-        if loader.adjusts_workers:
+        limits = loader.dataset_timeout, loader.hedge
+        self._shares_rows = loader._adjusts_workers or limits != (None, None)
+        if loader._adjusts_workers:
             # Batches whose rows workers cannot share are theirs in turns: of those that stay.
             self._num_workers = min(loader.num_workers, first_workers(usable_cpus()))
             self._adjustment = Adjustment(loader, self._num_workers)

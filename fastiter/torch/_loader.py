@@ -217,7 +217,7 @@ persistent_workers, pin_memory_device, in_order
             )
         if has_copies:
             pin_memory = pin_memory or torch.cuda.is_available()
-        self.adjusts_workers = isinstance(num_workers, str)
+        self._adjusts_workers = isinstance(num_workers, str)
         if isinstance(num_workers, str):
             if num_workers != "auto":
                 raise ValueError(f"num_workers must be a number or 'auto', not {num_workers!r:.80}")
@@ -279,7 +279,7 @@ persistent_workers, pin_memory_device, in_order
         for name in ("dataset_timeout", "hedge"):
             if getattr(self, name) is not None and not self._is_stream:
                 self._check_shared_rows(f"{name}={getattr(self, name)}")
-        if self.adjusts_workers:
+        if self._adjusts_workers:
             self._check_shared_rows("num_workers='auto'")
         self.return_indices = checked_flag("return_indices", return_indices)
         if self.return_indices and isinstance(dataset, torch.utils.data.IterableDataset):
@@ -352,7 +352,7 @@ persistent_workers, pin_memory_device, in_order
         if self.num_workers == 0:
             made: LoaderIterator = InProcessIterator(self, resume)
         else:
-            if not self.adjusts_workers:
+            if not self._adjusts_workers:
                 self.check_worker_number_rationality()
             made = WorkersIterator(self, resume)
         record = self._loaded_record

@@ -113,6 +113,17 @@ def test_a_loader_that_is_its_own_collate_function(loader_class: Any, workers: A
     assert list(Own()) == [[0, 10], [20, 30]]
 
 
+def test_a_loader_made_again_from_its_attributes(loader_class: Any, workers: Any) -> None:
+    """As by ignite's deterministic engine, which passes all that have no underscore."""
+    loader = loader_class(range(6), 2, shuffle=True, **workers)
+    known = {name: value for name, value in vars(loader).items() if name[0] != "_"}
+    for name in ("batch_size", "sampler", "drop_last", "batch_sampler"):
+        del known[name]
+    again = type(loader)(**known, batch_sampler=[[5], [0, 1]])
+    assert [x.tolist() for x in again] == [[5], [0, 1]]
+    assert again.num_workers == loader.num_workers
+
+
 class Wrapped:
     """As torch_geometric's: no other attributes of the iterator are there, nor weak references."""
 
