@@ -124,26 +124,14 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
         ):
             return _whole(rows)
         columns = zip(*(example.values() for example in examples), strict=True)
-    specs, subtypes = _fields_of(columns)
-    return Schema(container, keys, specs, rows, subtypes)
-
-
-def _fields_of(
-    columns: Iterable[Sequence[Any]], *, has_texts: bool = False
-) -> tuple[list[Spec], dict[int, int]]:
-    """The field that fits each column, and by its number the subtype of its arrays, if any. With
-    `has_texts`, columns of texts have a kind of their own."""
     specs: list[Spec] = []
     subtypes = {}
     for number, values in enumerate(columns):
-        if has_texts and all(type(value) in (str, bytes) for value in values):
-            specs.append((TEXT, None, None))
-            continue
         arrays, subtype = array_subtypes.arrays_of(values)
         specs.append(_field_of(arrays))
         if subtype != array_subtypes.NONE and specs[-1] != _OBJECT:
             subtypes[number] = subtype
-    return specs, subtypes
+    return Schema(container, keys, specs, rows, subtypes)
 
 
 def derive_tree(examples: Sequence[Any], rows: int) -> Schema | None:
@@ -153,10 +141,21 @@ def derive_tree(examples: Sequence[Any], rows: int) -> Schema | None:
     tree = _tree_of(list(examples), columns)
     if not 0 < len(columns) <= MOST_FIELDS:
         return None
-    specs, subtypes = _fields_of(columns, has_texts=True)
-    if _OBJECT in specs:
-        return None
-    return Schema(BARE if tree is None else TREE, tree, specs, rows, subtypes)
+    specs: list[Spec] = []
+    subtypes = {}
+    for number, values in enumerate(columns):
+        if all(type(value) in (str, bytes) for value in values):
+            specs.append((TEXT, None, None))
+            continue
+        arrays, subtype = array_subtypes.arrays_of(values)
+        specs.append(_field_of(arrays))
+        if specs[-1] == _OBJECT:
+            return None
+        if subtype != array_subtypes.NONE:
+            subtypes[number] = subtype
+    if tree is None:
+        return Schema(BARE, None, specs, rows, subtypes)
+    return Schema(TREE, tree, specs, rows, subtypes)
 
 
 def _tree_of(values: list[Any], columns: list[Sequence[Any]]) -> Any:
