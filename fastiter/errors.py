@@ -38,8 +38,8 @@ class DatasetTimeoutError(TimeoutError):
 
     Attributes
     ----------
-    index : int or None
-        The dataset index; None for the converter, for loading, and for the start of a worker.
+    index : int, other key of a sampler, or None
+        The dataset index, or key; None for the converter, loading, and the start of a worker.
     seconds : float
         Seconds that the last attempt took until it was ended.
     attempts : int
@@ -48,14 +48,14 @@ class DatasetTimeoutError(TimeoutError):
         The Python stack of the worker, a process or a thread, at the end of the last attempt.
     """
 
-    index: int | None = None
+    index: object = None
     seconds: float = 0.0
     attempts: int = 0
     stack: str = ""
 
     @classmethod
     def of(
-        cls, text: str, index: int | None, seconds: float, attempts: int, stack: str
+        cls, text: str, index: object, seconds: float, attempts: int, stack: str
     ) -> DatasetTimeoutError:
         """Make an error with these attributes."""
         error = cls(f"{text} The last attempt was ended after {seconds:.2f} s, here:\n{stack}")

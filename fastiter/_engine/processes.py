@@ -177,9 +177,9 @@ class ProcessExecutor:
     def _from_rows(self, pool: Pool, plan: Plan, lease: Lease) -> Any:
         converter = pool.job.batch_converter
         if self._is_seeded or self._finish is not None:
-            return self._finished(plan, from_rows, lease, plan.indices, {}, converter)
+            return self._finished(plan, from_rows, lease, plan, {}, converter)
         try:
-            return from_rows(lease, plan.indices, {}, converter)  # type: ignore[arg-type]
+            return from_rows(lease, plan, {}, converter)
         except Exception as error:
             return Failure.of(error)
 

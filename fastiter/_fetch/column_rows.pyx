@@ -32,7 +32,7 @@ cdef class ColumnRows(SlotRows):
     cdef bint are_columns_fitting(self) except -1:
         """Whether the slot's columns match the dataset's columns."""
         self.load_schema()
-        return self.schema is not None and self.reader.is_current and (
+        return self.keys is None and self.schema is not None and self.reader.is_current and (
             self.gatherer.fits(self.schema))
 
     cdef uint32_t gather(self, object reader, uint32_t first, uint32_t count) except? 0xFFFFFFFF:

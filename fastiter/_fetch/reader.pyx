@@ -1,5 +1,7 @@
 """Reads rows of a dataset into a `RowSink`: by example, by lists of indices, or from its columns."""
 
+import numpy
+
 from cpython.long cimport PyLong_FromLongLong
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -12,9 +14,23 @@ from fastiter._fetch.dataset_access import plain_columns, rows_getter
 from fastiter._order.example_context import ExampleContext
 from fastiter._util.failures import STOPS as _STOPS
 from fastiter._util.failures import Failure, is_skippable
+from fastiter._util.loaded import loaded
 
 cdef extern from "Python.h":
     PyObject *new_example "PyObject_GetItem"(object, object) except NULL
+
+
+def have_rows(keys, Py_ssize_t most):
+    """Whether keys of a batch, at most so many, are in a container that workers read."""
+    kinds = list, tuple, numpy.ndarray, loaded("torch", "Tensor")
+    return type(keys) in kinds and 0 < len(keys) <= most
+
+
+cdef inline object key_of(RowSink sink):
+    """Index or key of the row that a sink has begun."""
+    if sink.keys is None:
+        return PyLong_FromLongLong(sink.index)
+    return sink.keys[sink.index - sink.first_number]
 
 
 cdef class ListSink(RowSink):
@@ -70,8 +86,7 @@ cdef class DatasetReader:
             try:  # outside of the inner loop: to enter it takes as long as a small copy
                 while row < stop:
                     if sink.begin_row(row):
-                        sink.put_example(
-                            row, new_example(self.dataset, PyLong_FromLongLong(sink.index)))
+                        sink.put_example(row, new_example(self.dataset, key_of(sink)))
                     row += 1
             except BaseException as error:
                 sink.fail_row(row, error)

@@ -36,6 +36,7 @@ cdef class Plan:
     cdef readonly object request
     cdef readonly int worker
     cdef readonly object seeds
+    cdef readonly object keys
     cdef readonly int64_t epoch
     cdef readonly int64_t position
     cdef readonly int64_t epoch_size

@@ -17,6 +17,9 @@ cnp.import_array()
 
 TAILS = ("pad", "mask", "drop")
 
+# The next number of a key. A worker that took such an index for one would lose time only.
+cdef int64_t n_keys = 1 << 62
+
 
 cdef object counted(int64_t start, int64_t stop):
     """Count from ``start`` to below ``stop``: numpy.arange, in a fraction of its time."""
@@ -59,6 +62,8 @@ cdef class Plan:
     request : object for the workers besides the indices, of any type that can be pickled, or
         None
     worker : the number of the only worker process that is offered the batch; -1: all are
+    keys : of the rows, a list, tuple, array or tensor, where no ``indices`` are given; these are then
+        numbers that no other batch has. None: the indices are the keys
     seeds : bytes of uint64[batch + 1]: seeds of the generators for each example, and for the
         converter; None if they are not seeded
     epoch, position, epoch_size : the last ``position`` rows are of ``epoch``, the ``epoch_size``
@@ -79,7 +84,12 @@ cdef class Plan:
         self.worker = self.first = -1
 
     def __init__(self, indices, state, error=None, request=None, int worker=-1, *, origin=None,
-                 first=-1, number=0, n_valid=None, seeds=None, row_epochs=None):
+                 first=-1, number=0, n_valid=None, seeds=None, row_epochs=None, keys=None):
+        global n_keys
+        if indices is None and keys is not None:
+            self.keys = keys
+            n_keys += len(keys)
+            indices = counted(n_keys - len(keys), n_keys)
         self.indices = indices
         self.state = state
         self.error = error
@@ -140,6 +150,15 @@ cdef class Plan:
         """Key of a row's random numbers, under one seed: its epoch, or its number; and its index in
         the dataset."""
         return self.epoch_of(row) if self.first < 0 else self.first + row, int(self.indices[row])
+
+    def index_of(self, int64_t row):
+        """The dataset index of a row, or its key."""
+        return int(self.indices[row]) if self.keys is None else self.keys[row]
+
+    def name_of(self, int64_t row):
+        """Name of a row in messages."""
+        kind = "dataset index" if self.keys is None else "key"
+        return f"{kind} {self.index_of(row)!r:.200}"
 
     def values(self):
         """Arguments of the constructor for a plan of the same batch, without work and outcome."""

@@ -142,6 +142,8 @@ cdef class BatchScheduler(ParentRing):
         fields = self.schema if plan.request is None else None
         schema = 0 if fields is None else self.schema_number
         message = plan.seeds if plan.request is None else plan.request
+        if plan.keys is not None:
+            message = [indices.item(0), plan.keys, plan.seeds]
         packed = None if message is None else Packed(message)
         if fields is not None:
             columns = self.schema.bytes

@@ -73,6 +73,8 @@ cdef class Schema:
 cdef class RowSink:
     cdef readonly int64_t row  # that is read by itself, or -1
     cdef int64_t index  # its dataset index
+    cdef object keys  # of the batch, where these are no indices: `index` is then a number
+    cdef int64_t first_number  # that of the first key
     cdef bint tolerates  # whether rows that come after a failed one are read
     cdef bint begin_row(self, uint32_t row) noexcept
     cdef int put_example(self, uint32_t row, PyObject *taken) except -1

@@ -13,7 +13,8 @@ cdef class SlotRows(SlotWriter):
     cdef object plan_message  # of the batch `message_of`
     cdef object seeds  # uint64 (n + 1,), of that batch, once they were asked for
     cdef uint64_t message_of
-    cdef bint is_made_as_a_whole(self) except -1
+    cdef bint is_whole  # the batch has one row, which is made of its request
+    cdef int look_at_message(self) except -1
     cdef int64_t index_of(self, uint32_t row) noexcept
     cdef object message(self)
     cdef object unpacked_message(self)

@@ -48,8 +48,8 @@ cdef class SlotRows(SlotWriter):
 
     @cython.final
     cdef object message(self):
-        """The object in the plan of the current batch, besides its indices: a request, or as bytes
-        the seeds of its rows; or None."""
+        """The object in the plan of the current batch, besides its indices: a request; as bytes the
+        seeds of its rows; a list of their first number, their keys and the seeds; or None."""
         if self.message_of != self.end.claim.q:
             self.plan_message, self.seeds = self.unpacked_message(), None
             self.message_of = self.end.claim.q
@@ -71,7 +71,7 @@ cdef class SlotRows(SlotWriter):
         cdef WorkerRing end = self.end
         message = self.message()
         if self.seeds is None:
-            self.seeds = numpy.frombuffer(message, numpy.uint64)
+            self.seeds = numpy.frombuffer(message if self.keys is None else message[2], numpy.uint64)
         return int(self.seeds[self.row if self.row >= 0 else end.claim.n])
 
     def wait_begins(self):
@@ -79,12 +79,19 @@ cdef class SlotRows(SlotWriter):
         fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.claim.first))
 
     @cython.final
-    cdef bint is_made_as_a_whole(self) except -1:
-        """Whether the batch has a single row without columns, and a request."""
-        cdef fi_claim *claim = &self.end.claim
-        return (claim.n == 1 and fi_slot_schema(self.end.worker.ring, claim.slot) == 0
-                and fi_slot_has_request(self.end.worker.ring, claim.slot)
-                and type(self.message()) is not bytes)
+    cdef int look_at_message(self) except -1:
+        """Finds the keys of the batch, or that it is made as a whole; which it is if the message cannot be
+        read, for that raises the reason again."""
+        self.keys, self.is_whole = None, False
+        if fi_slot_has_request(self.end.worker.ring, self.end.claim.slot):
+            try:
+                message = self.message()
+                if type(message) is list:
+                    self.first_number, self.keys = message[:2]
+                self.is_whole = self.keys is None and type(message) is not bytes
+            except BaseException:
+                self.is_whole = True
+        return 0
 
     # ---- written
 

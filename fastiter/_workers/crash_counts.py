@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastiter._workers.process import Overrun
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from fastiter._order.plan import Plan
 
 MOST_DEATHS = 3  # of workers, by one index or the finish of one batch
@@ -25,7 +22,8 @@ class Exit(NamedTuple):
 
 
 class CrashCounts:
-    """Deaths of workers by the index, or the conversion of a batch, that must have caused them.
+    """Deaths of workers by the index, or the text of a key, or the conversion of a batch, that must
+    have caused them.
 
     Workers that were ended since a row took too long count by themselves: such a row is fetched
     again `n_retries` times. Batches go by their sequence number q.
@@ -34,9 +32,9 @@ class CrashCounts:
     def __init__(self, n_retries: int = 0) -> None:
         self._n_retries = n_retries
         # The starts of the workers: one that is counted twice, after an interrupt, counts once.
-        self._deaths: defaultdict[int, set[int]] = defaultdict(set)  # by index
-        self._overruns: defaultdict[int, set[int]] = defaultdict(set)  # likewise
-        self._given_up: set[int] = set()  # indices, when they came last
+        self._deaths: defaultdict[Any, set[int]] = defaultdict(set)  # by index
+        self._overruns: defaultdict[Any, set[int]] = defaultdict(set)  # likewise
+        self._given_up: set[Any] = set()  # indices, when they came last
         self._of_finish: defaultdict[int, set[int]] = defaultdict(set)  # deaths, by q
         self._ends: dict[tuple[int, int], Exit | Overrun] = {}  # of the last worker, by (q, row)
         self._idle = 0
@@ -46,7 +44,7 @@ class CrashCounts:
         delivered."""
         return bool(self._deaths or self._overruns or self._of_finish or self._ends)
 
-    def count(self, q: int, row: int, index: int | None, start: int, end: Exit | Overrun) -> bool:
+    def count(self, q: int, row: int, index: Any, start: int, end: Exit | Overrun) -> bool:
         """Notes the death of the worker with number `start` of all starts, that had a row, or that
         was finishing a batch (`row` is -1). Returns whether the row's index, or the finish, is
         given up. `index` is None where another row may have caused the death."""
@@ -77,14 +75,14 @@ class CrashCounts:
         """The end of the worker that had the row last, or that finished the batch last."""
         return self._ends.get((q, row), Exit())
 
-    def clear(self, indices: npt.NDArray[np.int64], given_up: Iterable[int]) -> None:
+    def clear(self, indices: Iterable[Any], given_up: Iterable[int]) -> None:
         """Forgets the deaths by the indices of a complete batch, but remembers indices that were
         given up: next time one death is enough, so that such an index costs at most one worker
         in each epoch."""
         if not self._deaths and not self._overruns and not self._given_up:
             return
         rows = set(given_up)
-        for row, index in enumerate(indices.tolist()):
+        for row, index in enumerate(indices):
             self._deaths.pop(index, None)
             self._overruns.pop(index, None)
             if row in rows:

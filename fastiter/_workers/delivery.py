@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastiter._clib import status
-from fastiter._collate.numpy_fallback import Indices
 from fastiter._order.plan import Plan
 from fastiter._ring import row_reader
 from fastiter._ring.lease import Lease
@@ -31,12 +30,12 @@ def read_irregular(
     failures: list[Failure] = []
     assert plan.indices is not None
     for row, code in codes:
-        what = f"dataset index {plan.indices[row]}"
+        what = plan.name_of(row)
         facts = f"{what}, {plan.label}"
         try:
             if code == status.ROW_POISON:
                 end = crash_counts.last_exit(plan.q, row)
-                died = crash_error(what, end, plan.label)
+                died = crash_error(what, end, plan.label, plan.index_of(row))
                 failures.append(Failure(died, facts, row, is_skippable=True))
             elif code == status.ROW_ERROR:
                 dumped = lease.load(row, status.PACKED_ERROR, True)
@@ -75,7 +74,7 @@ def drop_failed(
     return examples, dropped == without
 
 
-def crash_error(what: str, end: Exit | Overrun, label: str) -> Exception:
+def crash_error(what: str, end: Exit | Overrun, label: str, index: Any = None) -> Exception:
     """Return the error of an index, or a converter call, that kills worker after worker, or takes
     too long each time."""
     if isinstance(end, Overrun):
@@ -83,7 +82,7 @@ def crash_error(what: str, end: Exit | Overrun, label: str) -> Exception:
             f"{what} took longer than dataset_timeout={end.limit} s in {end.attempts} of "
             f"{end.attempts} attempts ({label}). Repair the dataset or the converter, raise "
             "dataset_timeout or n_retries, or skip such examples (on_error='skip').",
-            end.step if end.step >= 0 else None,
+            index,
             end.seconds,
             end.attempts,
             end.stack,
@@ -109,17 +108,16 @@ def assemble(
         return load(dumped, f"converter, {plan.label}")
     if lease.flags & status.CONVERTED_OBJECT:
         return lease.load(status.WHOLE_BATCH, status.PACKED_RESULT, lease.is_copied)
-    assert plan.indices is not None
-    return from_rows(lease, plan.indices, irregular, batch_converter)
+    return from_rows(lease, plan, irregular, batch_converter)
 
 
 def from_rows(
     lease: Lease,
-    indices: Indices,
+    plan: Plan,
     irregular: dict[int, Any],
     batch_converter: BatchConverter | None,
 ) -> Any:
-    """Make the batch of its rows. Messages name their dataset indices."""
+    """Make the batch of its rows. Messages name their indices, or keys."""
     if batch_converter is not None and lease.schema and not irregular:
         batch = batch_converter.from_columns(lease)
         if batch is not None:
@@ -130,6 +128,7 @@ def from_rows(
         examples = row_reader.read(lease, lease.is_copied, irregular)
     if batch_converter is None:
         return examples
+    indices: Any = plan.indices if plan.keys is None else plan.keys
     if lease.places is not None:  # rows were dropped
         indices = [indices[place] for place in lease.places]
     return batch_converter.convert(examples, indices)

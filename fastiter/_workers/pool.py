@@ -176,7 +176,7 @@ class Pool:
             tolerates = policy is not None
             spilled, failures = read_irregular(lease, plan, codes, self._crash_counts, tolerates)
             poison = (row for row, code in codes if code == status.ROW_POISON)
-            self._crash_counts.clear(indices, poison)
+            self._crash_counts.clear(indices if plan.keys is None else map(repr, plan.keys), poison)
             examples = spilled
             if failures:
                 if policy is None:
@@ -499,10 +499,12 @@ class Pool:
         if plan is None:
             return False  # of a batch that was reset or moved
         assert plan.indices is not None
-        index = int(plan.indices[row]) if row >= 0 and suspects == 1 else None
+        index: Any = int(plan.indices[row]) if row >= 0 and suspects == 1 else None
         step = index if row >= 0 else status.FINISHING
         if isinstance(end, Overrun) and step != end.step:
             return False  # it was ended for something else
+        if index is not None and plan.keys is not None:
+            index = repr(plan.keys[row])
         return self._crash_counts.count(q, row, index, worker.start, end)
 
     def _count_slow_start(self, number: int, overrun: Overrun) -> None:

@@ -23,7 +23,6 @@ cdef class RowWriter(ColumnRows):
     cdef bint two_steps  # rows are owned when they have been fetched
     cdef bint is_hedge  # another worker has begun the row
     cdef bint has_made_wholes  # since the heap was trimmed
-    cdef bint is_whole  # the claim is the only row of a batch, made by `answer`
     cdef bint is_single  # rows of the claim are fetched one by one
     cdef int64_t begun  # the present claim
     cdef int64_t since  # when the row, or the call for many, was begun

@@ -19,6 +19,7 @@ from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport bytes_of
 from fastiter._ring.arena cimport WorkerRing
 from fastiter._ring.serialization import Packed
+from fastiter._util.failures import never_skipped
 
 
 cnp.import_array()
@@ -40,7 +41,8 @@ cdef class RowWriter(ColumnRows):
     Used by one thread of one worker process. An exception of the dataset fails its row, and the
     worker goes on. In `two_steps` a row is owned when it has been fetched, and not before: another
     worker may be faster. Until then, the slot may already belong to a later batch; results of
-    reading it are thrown away. `answer` makes the only row of a batch that has a request.
+    reading it are thrown away. `answer` makes the only row of a batch that has a request; where it is
+    given, batches may have keys, too.
     """
 
     def __cinit__(self, WorkerRing end, dataset, answer=None, bint two_steps=False,
@@ -76,10 +78,11 @@ cdef class RowWriter(ColumnRows):
             raise RuntimeError(
                 "this batch has examples of three epochs or more, of different lengths, and a worker "
                 "does not know the epoch of each: pass a smaller batch_size")
+        number = index if self.keys is None else self.keys[index - self.first_number]
         return (
             (origin.seed[0], origin.seed[1]),
             fi_row_epoch(&origin, <uint32_t>row, end.claim.n),
-            index,
+            int(number) if isinstance(number, (int, numpy.integer)) else 0,
         )
 
     @property
@@ -101,7 +104,7 @@ cdef class RowWriter(ColumnRows):
         batches that are made row by row."""
         cdef WorkerRing end = self.end
         cdef fi_geometry *geometry = &end.worker.ring.geometry
-        if self.is_whole:
+        if self.is_whole or self.keys is not None:
             return numpy.empty(0, numpy.int64)
         found = numpy.empty(<size_t>geometry.slots * geometry.rows, numpy.int64)
         return found[:fi_rows_before(
@@ -133,6 +136,7 @@ cdef class RowWriter(ColumnRows):
         cdef WorkerRing end = self.end
         cdef fi_worker_stat *stat = end.stat
         cdef int64_t since = fi_now_ns(), now
+        cdef uint32_t row
         fi_worker_stat_begins(stat, since)
         self.traces = fi_traces(end.worker.ring)
         self.is_hedge = end.claim.fetcher != end.worker.number
@@ -143,12 +147,15 @@ cdef class RowWriter(ColumnRows):
             fi_slot_origin(end.worker.ring, end.claim.slot, &self.origin)
         # By the schema of the claim before: the slot's own is read with its first row.
         self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.claim.n)
-        self.is_whole = self.answer is not None and self.is_made_as_a_whole()
+        if self.answer is not None:
+            self.look_at_message()
         self.table = None if self.cache_of is None else self.cache_of()
-        self.is_placing = not self.is_whole and (self.into is not None or self.table is not None)
+        self.is_placing = not self.is_whole and self.keys is None and (
+            self.into is not None or self.table is not None)
         self.choose_timed_row()
         if self.is_whole:
-            self.fill_whole(end.claim.first)
+            for row in range(end.claim.first, end.claim.first + end.claim.count):
+                self.fill_whole(row)
             self.has_made_wholes = True
         else:
             if self.has_made_wholes:  # the heap has held all examples of a batch, and will not again
@@ -316,12 +323,19 @@ cdef class RowWriter(ColumnRows):
         self.rows, self.indices, self.turn, self.row = rows, indices, None, -1
         self.n_calls += 1
         fi_worker_stat_fetch_begins(self.end.stat, indices[0])
+        asked = list(indices)
+        if self.keys is not None:
+            asked = [index - self.first_number for index in indices]
+            if isinstance(self.keys, (list, tuple)):
+                asked = type(self.keys)([self.keys[place] for place in asked])
+            else:
+                asked = self.keys[asked]
         if not is_first:
-            return getter(list(indices))
+            return getter(asked)
         self.n_called = <uint32_t>len(rows)
         self.since = fi_now_ns()
         try:
-            return getter(list(indices))
+            return getter(asked)
         finally:
             self.fetched = fi_now_ns()
 
@@ -334,7 +348,7 @@ cdef class RowWriter(ColumnRows):
                 Py_INCREF(example)
                 self.put_example(row, <PyObject *>example)
             except BaseException as error:
-                self.fail_row(row, error)
+                self.fail_row(row, never_skipped(error))
         return 0
 
     @cython.final
@@ -415,7 +429,9 @@ cdef class RowWriter(ColumnRows):
         cdef fi_event event
         cdef int64_t since, took
         cdef uint32_t flags
-        if batch_converter is None or (self.answer is not None and self.is_made_as_a_whole()):
+        if self.answer is not None:
+            self.look_at_message()
+        if batch_converter is None or self.is_whole:
             fi_worker_ready(&end.worker, &end.claim, 0)
             return 0
         since = fi_now_ns()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastiter._clib import status
 from fastiter._util.running_time import RunningTime
@@ -240,7 +240,7 @@ class Timeouts:
                     "worker process %d is ended: %s for %.1f s (dataset_timeout=%s s, on_timeout="
                     "'retry'). Its Python stack:\n%s",
                     worker.pid,
-                    step_text(step),
+                    self._text_of(step),
                     seconds,
                     self.seconds,
                     stack,
@@ -249,12 +249,19 @@ class Timeouts:
                 self.n_ended += 1
         for worker, step, seconds in slow:
             worker.warnings += 1
-            what = f"{step_text(step)} for {seconds:.1f} s"
+            what = f"{self._text_of(step)} for {seconds:.1f} s"
             if worker.number in stacks:
                 what_now = f"{goal}. Its Python stack now:\n{stacks[worker.number]}"
             else:
                 what_now = goal
             self._warn(what, f" in worker process {worker.pid}", what_now)
+
+    def _text_of(self, step: int) -> str:
+        for plan in self._ring.scheduled:
+            numbers: Any = plan.indices
+            if plan.keys is not None and step in numbers:
+                return f"the dataset has been busy with {plan.name_of(step - numbers[0])}"
+        return step_text(step)
 
     def _warn(self, what: str, where: str, goal: str) -> None:
         text = f"{what} (dataset_timeout={self.seconds} s){where}; waiting for {goal}"

@@ -347,7 +347,7 @@ class Helper:
             node["rows"] += done
             self._n_rows += done
             if self._crash_counts:
-                self._crash_counts.clear(np.array(part.indices), ())
+                self._crash_counts.clear(part.indices, ())
 
     def _lost(self, worker: Remote, error: Exception) -> None:
         """A worker has died, or its node: others fetch its rows, and another takes its place."""
@@ -380,9 +380,9 @@ class Helper:
             q = part.place[0]
             if is_known and self._crash_counts.count(q, row, index, worker.start, end):
                 last = self._crash_counts.last_exit(q, row)
-                error = crash_error(f"dataset index {index}", last, worker.beat.place)
+                error = crash_error(f"dataset index {index}", last, worker.beat.place, index)
                 self._writer.put(part.place, row, 1, error)
-                self._crash_counts.clear(np.array([index]), [0])
+                self._crash_counts.clear([index], [0])
             else:
                 single = RemotePart(part.place, part.batch, row, [index], is_suspect=True)
                 self._pending.appendleft(single)

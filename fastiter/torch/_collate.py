@@ -77,7 +77,7 @@ class DefaultCollate:
     def convert(self, examples: list[Any], indices: Any) -> Any:
         # In this process, but as in a worker.
         in_worker = functools.partial(collate_in_place, None)
-        return collate(in_worker, examples, [i if i is None else int(i) for i in indices])
+        return collate(in_worker, examples, [int(i) if type(i) is np.int64 else i for i in indices])
 
 
 def _batch_tree(schema: Any) -> tuple[Any, list[int]]:

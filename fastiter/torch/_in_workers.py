@@ -15,6 +15,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from fastiter._clib import status
 from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.dataset_access import is_stateful, plain_columns
+from fastiter._fetch.reader import have_rows
 from fastiter._order.plan import Plan
 from fastiter._stats.autotune import first_workers
 from fastiter._stats.timer import Timer
@@ -331,13 +332,15 @@ class WorkersIterator(LoaderIterator):
     def _row_by_row(self, plan: Plan) -> Plan:
         """The plan in place of one whose batch kills each worker: the workers share its rows, so
         that each death has one row."""
-        keys, pool = plan.request.keys, self._executor.pool
-        indices = index_array(keys if self._auto_collation else [keys], MOST_ROWS)
+        pool, request = self._executor.pool, plan.request
+        keys = request.keys if self._auto_collation else [request.keys]
         assert pool is not None
-        if indices is None or len(indices) > pool.rows:
+        if not have_rows(keys, pool.rows):
             return plan
-        places = {"first": plan.first, "number": plan.number, "seeds": plan.request.seeds}
-        alone = Plan(indices, plan.state, origin=(plan.epoch, len(indices), 1), **places)
+        indices = index_array(keys, pool.rows) if type(keys) is list else None
+        places = {"first": plan.first, "number": plan.number, "seeds": request.seeds}
+        origin = plan.epoch, len(keys), 1
+        alone = Plan(indices, plan.state, origin=origin, keys=keys, **places)
         self._planner.plans[0] = alone
         return alone
 

@@ -267,7 +267,7 @@ def keys_of(
         keys = [*plan.request.keys] if is_batch else [plan.request.keys]
     else:
         assert plan.indices is not None
-        keys = plan.indices.tolist()
+        keys = plan.indices.tolist() if plan.keys is None else [*plan.keys]
     if rows is not None:
         keys = [_numbered(key, rows) for key in keys]
     if dropped and is_batch:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastiter._fetch.reader import have_rows
 from fastiter._order.plan import Plan
 from fastiter._order.turn_plans import TurnPlanQueue
 from fastiter.torch._worker import Request
@@ -124,10 +125,12 @@ class Plans(TurnPlanQueue):
         if self.example_seed is not None:
             seeds = self.keys.seeds(self.example_seed, number, first, keys)
         epoch, place = self.keys.origin(number, first)
+        row_keys = keys if self.is_batched else [keys]
         rows = None
         is_given = type(keys) is np.ndarray and not self.keys.makes_arrays  # by the program
-        if self.shares_rows or (self.by_indices and not is_given):
-            rows = index_array(keys if self.is_batched else [keys], self.rows)
+        if (self.shares_rows or self.by_indices) and not is_given:
+            rows = index_array(row_keys, self.rows)
+        is_of_rows = rows is not None or (self.shares_rows and have_rows(row_keys, self.rows))
         state = PlanCounts(  # takes half the time of `_replace`
             number + 1,
             epoch,
@@ -136,11 +139,11 @@ class Plans(TurnPlanQueue):
             n_keys=first + size,
             size=size,
             n_asked=state.n_asked,
-            n_schemas=state.n_schemas if rows is not None else self.n_schemas,
+            n_schemas=state.n_schemas if is_of_rows else self.n_schemas,
             is_finished=state.is_finished,  # by a loaded state, whose last batches come again
         )
         n = len(keys) if self.is_batched else 1
-        if rows is not None:
+        if is_of_rows:
             if not self.shares_rows and self.in_order and seeds is None:
                 self.order, self.cutter = self.keys.order_after(number), self.keys.cutter
             return Plan(
@@ -151,6 +154,7 @@ class Plans(TurnPlanQueue):
                 first=place,
                 number=number,
                 seeds=seeds,
+                keys=row_keys,
             )
         if type(keys) is np.ndarray and not is_given:
             keys = keys.tolist()

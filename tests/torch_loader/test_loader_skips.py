@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 
+import numpy as np
 import pytest
 from inside import pids_of
 
@@ -347,25 +348,29 @@ def _numbers(loader):
 
 
 class Kills(Broken):
-    def __getitem__(self, index):
-        if index == 6:
+    def __getitem__(self, key):
+        if int(key) == 6:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
+        return super().__getitem__(int(key))
 
 
 @pytest.mark.parametrize("collate", COLLATES)
 @pytest.mark.parametrize("on_error", ["skip", lambda index, error: "skip"])
-def test_an_example_that_kills_each_worker_is_skipped(collate, on_error):
+@pytest.mark.parametrize("kind", [int, np.int64, str], ids=["integers", "NumPy's", "texts"])
+def test_an_example_that_kills_each_worker_is_skipped(collate, on_error, kind):
+    keys = [*map(kind, range(N))]
     loader = DataLoader(
         Kills({2}),
         4,
+        sampler=keys,
         num_workers=2,
         collate_fn=COLLATES[collate],
         on_error=on_error,
         skip_limit=2,
     )
     assert [labels_of(batch) for batch in loader] == expected(4, {2, 6})
-    assert [one.index for one in loader.skipped] == [2, 6]
+    skipped = [2, 6] if kind is int else [repr(keys[2]), repr(keys[6])]
+    assert [one.index for one in loader.skipped] == skipped
     assert "WorkerDiedError" in loader.skipped[1].error
 
 
