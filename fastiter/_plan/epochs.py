@@ -148,6 +148,9 @@ class Planner(EpochPlanQueue):
     #: whether batches have addresses: then a batch may come before those that precede it
     has_addresses: ClassVar[bool] = True
 
+    def n_examples(self) -> int:  # of an epoch
+        return self.state.whole_size
+
     def parts_for(self, seeding: Seeding | None) -> Any:
         """A new `PartStore` to read examples before batches are planned; None: none is needed."""
         return None

@@ -316,8 +316,7 @@ class PlannedIterator(Loop, IteratorProperties):
                 batch = plan.outcome = _skips.batch_of_none(batch, self._converter is not None)
                 return batch
             n_passed += len(indices)
-            lengths = None if planner.has_addresses else self._dataset.lengths
-            if n_passed >= (sum(lengths) if lengths else self._epoch_size):
+            if n_passed >= planner.n_examples():
                 return _skips.nothing_left(n_passed, batch)
             self._pass_over()
             batch.clear()

@@ -91,6 +91,9 @@ class StreamPlanner(Planner):
     kind = "sources"
     has_addresses = False
 
+    def n_examples(self) -> int:
+        return sum(self.stream.lengths) if self.stream.lengths else super().n_examples()
+
     def parts_for(self, seeding: Seeding | None) -> PartStore:
         stream = self.stream
         if seeding is not None:
