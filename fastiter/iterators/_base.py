@@ -26,7 +26,7 @@ from fastiter._engine.stream import StreamExecutor
 from fastiter._fetch.dataset_access import keeps_rows, row_groups_of, tokens_of
 from fastiter._fetch.seeded import Seeding
 from fastiter._order.plan import TAILS
-from fastiter._plan.epoch_sampler import Cutting, is_epoch_sampler, words_of
+from fastiter._plan.epoch_sampler import Cutting, EpochSampler, is_epoch_sampler, words_of
 from fastiter._plan.epoch_store import EpochStore
 from fastiter._plan.epochs import Planner, dataset_length, initial_state
 from fastiter._plan.missing import snapshot_of_records
@@ -81,7 +81,7 @@ class PlannedIterator(Loop, IteratorProperties):
         on_error: OnError = "raise",
         skip_limit: float | None = DEFAULT_LIMIT,
         drop_last: bool = False,
-        batch_sampler: Callable[[int], Any] | None = None,
+        batch_sampler: EpochSampler | Callable[[int], Any] | None = None,
         rank: Rank = None,
         num_ranks: Rank = None,
         tail: Tail = "pad",

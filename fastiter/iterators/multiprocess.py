@@ -11,6 +11,7 @@ from fastiter._engine.choosing import Choosing
 from fastiter._engine.executor import Executor
 from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.seeded import SeededCall
+from fastiter._plan.epoch_sampler import EpochSampler
 from fastiter._stats.autotune import MOST_PREFETCH, Tuner, first_workers, most_workers
 from fastiter._stats.timer import Timer
 from fastiter._util.arguments import checked_callable, checked_optional_int
@@ -156,7 +157,7 @@ class MultiprocessIterator(PrefetchingIterator):
         on_error: OnError = "raise",
         skip_limit: float | None = DEFAULT_LIMIT,
         drop_last: bool = False,
-        batch_sampler: Callable[[int], Any] | None = None,
+        batch_sampler: EpochSampler | Callable[[int], Any] | None = None,
         rank: Rank = None,
         num_ranks: Rank = None,
         tail: Tail = "pad",

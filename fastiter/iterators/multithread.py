@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastiter._engine.executor import Executor
 from fastiter._engine.threads import ThreadExecutor
 from fastiter._fetch.row_groups import RowClaims
+from fastiter._plan.epoch_sampler import EpochSampler
 from fastiter._stats.autotune import MOST_PREFETCH, Tuner
 from fastiter._stats.timer import Timer
 from fastiter._threads.limit import TimeLimit
@@ -108,7 +109,7 @@ class MultithreadIterator(PrefetchingIterator):
         on_error: OnError = "raise",
         skip_limit: float | None = DEFAULT_LIMIT,
         drop_last: bool = False,
-        batch_sampler: Callable[[int], Any] | None = None,
+        batch_sampler: EpochSampler | Callable[[int], Any] | None = None,
         rank: Rank = None,
         num_ranks: Rank = None,
         tail: Tail = "pad",

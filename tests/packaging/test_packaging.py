@@ -85,6 +85,12 @@ def test_hints_of_public_names_resolve(name):
             typing.get_type_hints(each)
 
 
+@pytest.mark.parametrize("kind", ["SerialIterator", "MultithreadIterator", "MultiprocessIterator"])
+def test_a_batch_sampler_has_the_type_that_iterators_ask_for(kind):
+    hints = typing.get_type_hints(getattr(fastiter, kind).__init__)
+    assert fastiter.EpochSampler in typing.get_args(hints["batch_sampler"])
+
+
 def test_folder_of_the_same_name_beside_a_script_is_not_imported(tmp_path):
     """As a clone is for scripts in the folder above it. Fails for an editable installation made
     before pyproject.toml had its package-dir: repeat ``pip install -e .``"""
