@@ -205,7 +205,7 @@ class StreamPlanner(Planner):
                     position=0, epoch=epoch, is_new_epoch=True, order=place, n_drawn=number + 1
                 )
                 if not self.repeat:
-                    return Plan(None, state._replace(previous_epoch_detail=detail))
+                    return Plan(None, state._replace(previous_epoch_detail=state.epoch_detail))
             elif len(places) == whole or not is_endless:
                 break
         position, size, step = place.n_opened - len(place.lanes), state.epoch_size, state.step

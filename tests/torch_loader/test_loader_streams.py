@@ -131,6 +131,20 @@ def test_a_state_goes_on_with_other_workers_batches_and_ranks(n_workers, n_batch
         assert [[row] for row in flat] == rest[: len(flat)] and len(flat) >= 8
 
 
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_after_a_rest_without_a_full_batch_comes_the_next_epoch(n_workers):
+    loader = DataLoader(stream(), 4, num_workers=n_workers)
+    for _ in itertools.islice(loader, 8):  # of 9
+        pass
+    state, (_, second, *_) = loader.state_dict(), epochs(4, 2)
+    loader = DataLoader(stream(), 4, num_workers=n_workers, drop_last=True)
+    loader.load_state_dict(state)
+    assert list(loader) == []
+    other = DataLoader(stream(), 4, num_workers=n_workers)
+    other.load_state_dict(loader.state_dict())
+    assert [rows_of(batch) for batch in other] == second
+
+
 def test_states_of_ranks_are_equal_and_small():
     states = []
     for rank in range(2):
