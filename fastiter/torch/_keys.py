@@ -389,7 +389,7 @@ class SamplerKeys:
                 self._sampler.load_state_dict(own)
         elif main["_has_begun"]:
             self._source.skip(n_keys)
-            self._source.draw(max(n_keys, 1))
+            self._source.draw(max(n_keys, main.get("_keys_drawn", 0), 1))  # workers are ahead
         if is_finished:  # at its end it may draw once more, of which nothing comes
             self._source.draw(sys.maxsize)
 
@@ -500,6 +500,7 @@ class SamplerKeys:
             **(self._states[key] if key in self._states else self._state()),
             "_sampler_iter_yielded": number,
             "_keys_yielded": key,
+            "_keys_drawn": self._source.n_drawn,
             "_delivered_up_to": list(end),
             "_not_delivered": [list(one) for one in left],
             "_batch_size": self._batch_size(),

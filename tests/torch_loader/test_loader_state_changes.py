@@ -731,6 +731,33 @@ def test_a_sampler_that_draws_with_its_iterator(sizes, workers, own):
         assert found + flat(map(values, iterator)) == epochs[n_before]
 
 
+class DrawingEach(Own):
+    """Draws each key when it is asked for it."""
+
+    def __iter__(self):
+        for _ in range(self.n):
+            yield int(torch.randint(0, self.n, ()))
+
+
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)], ids=str)
+@pytest.mark.parametrize("n_before", [0, 1, 3, N // 4])
+def test_a_sampler_that_draws_key_by_key(workers, n_before):
+    """Workers are ahead: keys that were drawn for them are those that come."""
+
+    def loader_of(num_workers, seed):
+        torch.manual_seed(seed)
+        return DataLoader(range(N), 4, sampler=DrawingEach(), num_workers=num_workers)
+
+    whole = loader_of(workers[0], 2)
+    epochs = [flat(map(values, whole)) for _ in range(2)]
+    batches = iter(loader := loader_of(workers[0], 2))
+    found = flat(values(next(batches)) for _ in range(n_before))
+    state = by_json(loader.state_dict())
+    resumed = loader_of(workers[1], 5)
+    resumed.load_state_dict(state)
+    assert [found + flat(map(values, resumed)), flat(map(values, resumed))] == epochs
+
+
 class DrawingMap(torch_data.Dataset):
     """Random numbers, of several examples by one call."""
 
