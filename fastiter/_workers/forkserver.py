@@ -76,7 +76,8 @@ def ensure_running(modules: Iterable[str] = ()) -> None:
     """Starts the server, if it does not run, and waits for nothing. It imports `modules`, and the
     main module, unless the program has asked multiprocessing for a server that does not."""
     theirs = list(forkserver._forkserver._preload_modules)  # type: ignore[attr-defined]
-    with interrupts_blocked(), default_method_kept():
+    # One that has died at once may break the pipe of its key: the start of a worker tells of it.
+    with contextlib.suppress(BrokenPipeError), interrupts_blocked(), default_method_kept():
         if _preloads and _is_found_by_others():
             _server.set_forkserver_preload(["fastiter._workers.forkserver_preload"])
             wanted = theirs if "__main__" not in theirs else [*theirs, *modules]
