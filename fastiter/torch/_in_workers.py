@@ -48,7 +48,7 @@ _REPEATED = (
     "out as many examples as were delivered. These are right if the dataset gives the same ones "
     "again when it is new, with the seeds of its first loop"
 )
-_UNKNOWN_ROWS = 256  # of batches that workers share, if the sampler does not tell
+_UNKNOWN_ROWS = 256  # of batches whose rows are fetched one by one, if the sampler does not tell
 
 
 class _BatchTimeout:
@@ -126,8 +126,10 @@ class WorkersIterator(LoaderIterator):
     def _rows_alone(self) -> int:
         """Most rows of a batch that is made again row by row, where the policy decides about rows
         that kill workers."""
-        rows = getattr(self._index_sampler, "batch_size", None) if self._auto_collation else 1
-        return min(rows, MOST_ROWS) if self._policy is not None and type(rows) is int else 1
+        if self._policy is None or not self._auto_collation:
+            return 1
+        rows = getattr(self._index_sampler, "batch_size", None)
+        return min(rows, MOST_ROWS) if type(rows) is int else _UNKNOWN_ROWS
 
     def _use_new_pool(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         """Make the pool, whose workers `_begin` starts."""

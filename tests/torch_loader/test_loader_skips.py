@@ -357,12 +357,13 @@ class Kills(Broken):
 @pytest.mark.parametrize("collate", COLLATES)
 @pytest.mark.parametrize("on_error", ["skip", lambda index, error: "skip"])
 @pytest.mark.parametrize("kind", [int, np.int64, str], ids=["integers", "NumPy's", "texts"])
-def test_an_example_that_kills_each_worker_is_skipped(collate, on_error, kind):
+@pytest.mark.parametrize("has_size", [True, False])
+def test_an_example_that_kills_each_worker_is_skipped(collate, on_error, kind, has_size):
     keys = [*map(kind, range(N))]
+    batches = [keys[first : first + 4] for first in range(0, N, 4)]
     loader = DataLoader(
         Kills({2}),
-        4,
-        sampler=keys,
+        **({"batch_size": 4, "sampler": keys} if has_size else {"batch_sampler": batches}),
         num_workers=2,
         collate_fn=COLLATES[collate],
         on_error=on_error,
