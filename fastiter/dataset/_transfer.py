@@ -10,6 +10,7 @@ import urllib.request
 from http.client import HTTPException, IncompleteRead
 from typing import IO
 from urllib.error import HTTPError
+from urllib.parse import unquote_to_bytes
 
 _SILENCE_SECONDS = 20.0
 
@@ -17,8 +18,8 @@ _SILENCE_SECONDS = 20.0
 def transfer(url: str, path: str, sha256: str | None) -> None:
     """Write the content of a URL into a new file; raise OSError if it is not complete."""
     request = urllib.request.Request(url, headers={"User-Agent": "fastiter"})
-    if request.type == "file":  # a question mark belongs to the name
-        shutil.copyfile(urllib.request.url2pathname(request.selector), path)
+    if request.type == "file":  # a question mark belongs to the name: url2pathname() may cut there
+        shutil.copyfile(unquote_to_bytes(request.selector), path)
     else:
         with open(path, "xb") as file:
             _download(request, file)

@@ -327,8 +327,9 @@ def test_fill_ends_in_a_program_that_ignores_the_ends_of_its_children(tmp_path):
     source = (
         HEAD
         + """
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-print(fastiter.cache(Rows(), memory=1 << 24).fill(2, progress=False).rows)
+if __name__ == "__main__":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print(fastiter.cache(Rows(), memory=1 << 24).fill(2, progress=False).rows)
 """
     )
     assert run_script(tmp_path, source) == (0, "60\n", "")

@@ -294,13 +294,14 @@ def test_a_child_that_ends_takes_nothing_from_its_parent(make):
     assert [int(x.sum()) for x, _ in batch] == [0, MIB]
 
 
-def test_samples_of_a_reader_that_are_kept(memory):
-    def samples():
-        for number in range(400):
-            yield np.full(64 << 10, number % 251, np.uint8)
+def samples_of_a_reader():
+    for number in range(400):
+        yield np.full(64 << 10, number % 251, np.uint8)
 
+
+def test_samples_of_a_reader_that_are_kept(memory):
     kept = []
-    passing = multiprocess_reader([samples], queue_size=64)()
+    passing = multiprocess_reader([samples_of_a_reader], queue_size=64)()
     for number, sample in enumerate(passing):
         if number == 100:
             watch(memory)
