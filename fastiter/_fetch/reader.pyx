@@ -20,8 +20,8 @@ cdef extern from "Python.h":
     PyObject *new_example "PyObject_GetItem"(object, object) except NULL
 
 
-def have_rows(keys, Py_ssize_t most):
-    """Whether keys of a batch, at most so many, are in a container that workers read."""
+def can_share_rows(keys, Py_ssize_t most):
+    """Whether workers can share the rows of these keys: at most so many, in a known container."""
     kinds = list, tuple, numpy.ndarray, loaded("torch", "Tensor")
     return type(keys) in kinds and 0 < len(keys) <= most
 

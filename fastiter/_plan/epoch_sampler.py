@@ -70,7 +70,8 @@ class SamplerRecord(NamedTuple):
             raise ValueError(
                 "the snapshot's order sampler is of a version that this release does not know"
             )
-        if array.size != RECORD_SIZE or array.dtype != np.int64 or (array[5:] < [1, 0]).any():
+        least = [1, 0]  # n_drawn, n_examples
+        if array.size != RECORD_SIZE or array.dtype != np.int64 or (array[5:] < least).any():
             raise ValueError("the snapshot's order sampler is damaged")
         first, second = (int(word) for word in array[3:5].view(np.uint64))
         return SamplerRecord(int(array[2]), (first, second), *array[5:].tolist())

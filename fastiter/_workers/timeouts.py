@@ -260,7 +260,7 @@ class Timeouts:
         for plan in self._ring.scheduled:
             numbers: Any = plan.indices
             if plan.keys is not None and step in numbers:
-                return f"the dataset has been busy with {plan.name_of(step - numbers[0])}"
+                return step_text(step, plan.name_of(step - numbers[0]))
         return step_text(step)
 
     def _warn(self, what: str, where: str, goal: str) -> None:
@@ -268,10 +268,10 @@ class Timeouts:
         warn_caller(TimeoutWarning(text))
 
 
-def step_text(step: int) -> str:
-    """Name of the step that has taken long."""
+def step_text(step: int, row: str = "") -> str:
+    """Name of the step that has taken long. ``row``: that of a row whose key is no index."""
     if step >= 0:
-        return f"the dataset has been busy with index {step}"
+        return f"the dataset has been busy with {row or f'index {step}'}"
     return {
         status.STARTING: "it has been starting",
         status.LOADING: "the dataset has been loading",

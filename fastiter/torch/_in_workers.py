@@ -15,7 +15,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from fastiter._clib import status
 from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.dataset_access import is_stateful, plain_columns
-from fastiter._fetch.reader import have_rows
+from fastiter._fetch.reader import can_share_rows
 from fastiter._order.plan import Plan
 from fastiter._stats.autotune import first_workers
 from fastiter._stats.timer import Timer
@@ -337,7 +337,7 @@ class WorkersIterator(LoaderIterator):
         pool, request = self._executor.pool, plan.request
         keys = request.keys if self._auto_collation else [request.keys]
         assert pool is not None
-        if not have_rows(keys, pool.rows):
+        if not can_share_rows(keys, pool.rows):
             return plan
         indices = index_array(keys, pool.rows) if type(keys) is list else None
         places = {"first": plan.first, "number": plan.number, "seeds": request.seeds}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastiter._fetch.reader import have_rows
+from fastiter._fetch.reader import can_share_rows
 from fastiter._order.plan import Plan
 from fastiter._order.turn_plans import TurnPlanQueue
 from fastiter.torch._worker import Request
@@ -130,7 +130,7 @@ class Plans(TurnPlanQueue):
         is_given = type(keys) is np.ndarray and not self.keys.makes_arrays  # by the program
         if (self.shares_rows or self.by_indices) and not is_given:
             rows = index_array(row_keys, self.rows)
-        is_of_rows = rows is not None or (self.shares_rows and have_rows(row_keys, self.rows))
+        is_of_rows = rows is not None or (self.shares_rows and can_share_rows(row_keys, self.rows))
         state = PlanCounts(  # takes half the time of `_replace`
             number + 1,
             epoch,
