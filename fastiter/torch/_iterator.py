@@ -248,6 +248,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         while True:
             plan = plans.peek()
             if plan.indices is None:
+                if plan.error is None and self._owner is not None:
+                    self._owner.end(self._sampler_iter)
                 if plan.error is None and not self._persistent_workers:
                     self.close()
                 return None

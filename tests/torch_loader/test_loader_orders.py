@@ -154,6 +154,20 @@ def test_other_loaders_give_the_same(kind, n_ranks, drop_last):
             assert epoch_of(loader) == batches
 
 
+@pytest.mark.parametrize("persists", [False, True])
+def test_len_between_epochs_is_that_of_the_next(persists):
+    def batches(epoch):
+        return np.split(np.arange(24), 2 + epoch)
+
+    given = {"num_workers": 1, "persistent_workers": persists}
+    loader = DataLoader(data(), batch_sampler=batches, **given)
+    for expected in [2, 3]:
+        assert len(loader) == expected
+        for _ in loader:
+            assert len(loader) == expected
+    assert len(loader) == 4
+
+
 @pytest.mark.parametrize("kind", ["shuffle", "virtual", "tokens"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_state_in_torchdatas_loader(kind, workers):

@@ -162,6 +162,11 @@ class EpochOwner(Sampler[Any]):
         """Note the iteration through an epoch whose length is that of `len` meanwhile."""
         self._running = weakref.ref(iteration)
 
+    def end(self, iteration: Any) -> None:
+        """Note that an iteration, which may persist, has come to the end of its epoch."""
+        if self._running is not None and self._running() is iteration:
+            self._running = None
+
     def planner(self, number: int, batch_size: int | None = None, seeded: bool = False) -> Planner:
         """A planner at the start of an epoch."""
         return EpochPlanner(
