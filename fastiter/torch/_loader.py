@@ -172,7 +172,7 @@ persistent_workers, pin_memory_device, in_order
 
     def __init__(
         self,
-        dataset: torch.utils.data.Dataset[_T_co],
+        dataset: torch.utils.data.Dataset[_T_co] | StreamDataset,
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Iterable[Any] | OrderSampler | EpochSampler | None = None,
