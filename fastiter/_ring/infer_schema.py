@@ -206,12 +206,12 @@ def merge_schemas(a: Schema, b: Schema) -> Schema:
     """
     kinds = [(schema.container, schema.type, schema.keys, len(schema.specs)) for schema in (a, b)]
     if kinds[0] != kinds[1]:
-        return _whole(a.rows)
+        return _whole(max(a.rows, b.rows))
     specs = list(map(_merge_fields, a.specs, b.specs))
     for number, _ in a.subtypes.items() ^ b.subtypes.items():  # tensors here, arrays there
         specs[number] = _OBJECT
     subtypes = {n: subtype for n, subtype in a.subtypes.items() if specs[n] != _OBJECT}
-    return Schema(a.container, a.type or a.keys, specs, a.rows, subtypes)
+    return Schema(a.container, a.type or a.keys, specs, max(a.rows, b.rows), subtypes)
 
 
 def are_many(n_irregular: int, n_rows: int) -> bool:
@@ -219,25 +219,35 @@ def are_many(n_irregular: int, n_rows: int) -> bool:
     return 8 * n_irregular >= n_rows
 
 
+def room_for(n_rows: int, most: int) -> int:
+    """Rows of columns for batches of varying size, of which one has ``n_rows``."""
+    return min(1 << (n_rows - 1).bit_length(), most)
+
+
 class ColumnLearner:
     """Learns the columns of later batches from the rows that do not fit those of now.
 
-    Batches have `rows` at most, and columns change `n_most` times. Of two threads that learn at
-    once, what one has learnt may be lost until its next batch.
+    Batches have `rows` at most, and columns change `n_most` times. Where batches `vary`, columns
+    have room for those that came. Of two threads that learn at once, what one has learnt may be
+    lost until its next batch.
     """
 
-    def __init__(self, rows: int, n_most: int = sys.maxsize) -> None:
-        self._rows, self._n_left = rows, n_most
+    def __init__(self, rows: int, n_most: int = sys.maxsize, vary: bool = False) -> None:
+        self._rows, self._n_left, self._vary = rows, n_most, vary
         self.schema: Schema | None = None  # of later batches
 
     def learn(self, used: Schema | None, n_rows: int, irregular: Sequence[Any]) -> Schema | None:
         """Learn from the examples of a batch that did not fit its columns `used`; return the new
         columns, or None if they stay the same."""
         known = self.schema
+        is_larger = known is not None and n_rows > known.rows
         # A batch that was begun before what has been learnt since tells nothing.
-        if used is not known or not self._n_left or not are_many(len(irregular), n_rows):
+        if (used is not known and not is_larger) or not self._n_left:
             return None
-        schema = derive_schema(irregular, self._rows)
+        if not are_many(len(irregular), n_rows):
+            return None
+        room = room_for(n_rows, self._rows) if self._vary else self._rows
+        schema = derive_schema(irregular, room)
         if known is not None:
             schema = merge_schemas(known, schema)
             if schema.parts == known.parts:

@@ -139,7 +139,10 @@ cdef class BatchScheduler(ParentRing):
         if plan.first >= 0:  # each row has its number in place of an epoch
             origin.epoch = plan.first + cnp.PyArray_SIZE(indices) - 1
             origin.position = origin.epoch_size = 1
-        fields = self.schema if plan.request is None else None
+        fields = self.schema
+        if plan.request is not None or (
+                fields is not None and cnp.PyArray_SIZE(indices) > self.schema.rows):
+            fields = None
         schema = 0 if fields is None else self.schema_number
         message = plan.seeds if plan.request is None else plan.request
         if plan.keys is not None:

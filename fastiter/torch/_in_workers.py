@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterDataPipe, MapDataPipe, _utils
+from torch.utils.data import BatchSampler, IterDataPipe, MapDataPipe, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter._clib import status
@@ -48,7 +48,7 @@ _REPEATED = (
     "out as many examples as were delivered. These are right if the dataset gives the same ones "
     "again when it is new, with the seeds of its first loop"
 )
-_UNKNOWN_ROWS = 256  # of batches whose rows are fetched one by one, if the sampler does not tell
+_UNKNOWN_ROWS = 4096  # of a batch that is made from columns, if the sampler does not tell
 
 
 class _BatchTimeout:
@@ -94,19 +94,22 @@ class WorkersIterator(LoaderIterator):
             # Batches whose rows workers cannot share are theirs in turns: of those that stay.
             self._num_workers = min(loader.num_workers, first_workers(usable_cpus()))
             self._adjustment = Adjustment(loader, self._num_workers)
+        # What another batch sampler calls its batch_size may be tokens, or the most there can be.
+        self._rows_vary = self._auto_collation and type(self._index_sampler) is not BatchSampler
         rows, self._converter = self._rows_of(loader)
         self._planner = Plans(self._num_workers, rows, loader.in_order, self._auto_collation)
         self._planner.shares_rows = self._shares_rows
+        if not self._rows_vary:
+            self._planner.n_largest = rows
         with self._lock:  # which the exit of the interpreter waits for
             self._use_new_pool(loader, resume)
             self._begin(resume)
 
     def _rows_of(self, loader: DataLoader[Any]) -> tuple[int, Any]:
-        """Most examples in a batch from columns, and its converter; 0 if
-        whole batches have to be made one by one."""
-        rows = getattr(self._index_sampler, "batch_size", None)
+        """Most examples in a batch from columns, and its converter; 0 if whole batches have to be
+        made one by one."""
+        rows = self._most_rows()
         if self._shares_rows:
-            rows = max(1, min(rows, MOST_ROWS)) if type(rows) is int else _UNKNOWN_ROWS
             return rows if self._auto_collation else 1, shared_converter(
                 loader.collate_fn, self._dataset, self._policy is not None, self._auto_collation
             )
@@ -115,8 +118,6 @@ class WorkersIterator(LoaderIterator):
             or self._is_iterable
             or isinstance(self._dataset, MapDataPipe)
             or is_stateful(self._dataset)
-            or type(rows) is not int
-            or not 0 < rows <= MOST_ROWS
         ):
             return 0, None
         tolerates = self._policy is not None
@@ -126,10 +127,12 @@ class WorkersIterator(LoaderIterator):
     def _rows_alone(self) -> int:
         """Most rows of a batch that is made again row by row, where the policy decides about rows
         that kill workers."""
-        if self._policy is None or not self._auto_collation:
-            return 1
+        return self._most_rows() if self._policy is not None and self._auto_collation else 1
+
+    def _most_rows(self) -> int:
+        """Most examples in a batch, as far as the sampler tells."""
         rows = getattr(self._index_sampler, "batch_size", None)
-        return min(rows, MOST_ROWS) if type(rows) is int else _UNKNOWN_ROWS
+        return max(1, min(rows, MOST_ROWS)) if type(rows) is int else _UNKNOWN_ROWS
 
     def _use_new_pool(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         """Make the pool, whose workers `_begin` starts."""
@@ -157,7 +160,6 @@ class WorkersIterator(LoaderIterator):
             init_fn=init_fn,
             base_seed=self._base_seed,
             batch_converter=self._converter,
-            rows=self._planner.rows,
             states=states,
             seed_examples=self._seeds_examples,
             tolerates=None if self._policy is None else self._policy.mode,
@@ -180,11 +182,13 @@ class WorkersIterator(LoaderIterator):
             start=choose(checked_context(loader.multiprocessing_context), _CALLER),
             lock=self._lock,
             limits=[_BatchTimeout(self._timeout)] if self._timeout else [],
+            rows_vary=self._rows_vary,
         )
         pool.ring.set_hedge(loader.hedge or 0.0)
-        plain = plain_columns(self._dataset) if self._planner.rows else None
-        if plain is not None and plain.is_arrow:
-            self._planner.by_indices = pool.use_columns(plain)
+        is_known = self._planner.rows and not self._rows_vary
+        plain = plain_columns(self._dataset) if is_known else None
+        if plain is not None and plain.is_arrow and pool.use_columns(plain):
+            self._planner.use_schema(pool.ring.schema)
         if self._pin_memory:
             pool.ring.registration = pinned_slots(pool.ring.arena)
         return pool
@@ -258,6 +262,8 @@ class WorkersIterator(LoaderIterator):
                 self._n_spilled = pool.spilled_rows
         else:
             reply = reply[0]
+            if plans.lacks_room(plan.request.keys):
+                plans.ask_schema(len(plan.request.keys))
         after = before
         if type(reply) is Reply:
             if isinstance(reply.batch, ExceptionWrapper):
@@ -277,7 +283,7 @@ class WorkersIterator(LoaderIterator):
                 return None
             if reply.schema is not None and not plans.by_indices:
                 pool.ring.use_schema(reply.schema)
-                plans.by_indices = pool.ring.schema is not None
+                plans.use_schema(pool.ring.schema)
             reply = reply.batch
             if isinstance(reply, Failure):
                 if type(reply) is not AllSkipped:

@@ -10,10 +10,12 @@ import numpy.typing as npt
 from fastiter._fetch.reader import can_share_rows
 from fastiter._order.plan import Plan
 from fastiter._order.turn_plans import TurnPlanQueue
+from fastiter._ring.infer_schema import room_for
 from fastiter.torch._worker import Request
 
 if TYPE_CHECKING:
     from fastiter._plan.state import SkipState
+    from fastiter._ring.schema import Schema
     from fastiter.torch._keys import SamplerKeys
     from fastiter.torch._orders.keys import EpochKeys
 
@@ -67,6 +69,8 @@ class Plans(TurnPlanQueue):
 
     def __init__(self, n_workers: int, rows: int, in_order: bool, is_batched: bool) -> None:
         super().__init__(PlanCounts(), n_workers, rows)
+        self.most = rows  # keys of a batch that is planned by indices: room of the columns
+        self.n_largest = 1  # keys of the largest batch that is known of
         self.in_order = in_order
         self.is_batched = is_batched
         self.shares_rows = False  # whether all workers fetch rows of a batch
@@ -108,7 +112,7 @@ class Plans(TurnPlanQueue):
         `order`, with which the next batches have the same plans."""
         if state.n_asked < self.n_workers:
             worker = state.n_asked
-            request = Request(None, self.epoch, -1, True, False, self.shared_seed, None, None)
+            request = Request(None, self.epoch, -1, True, 0, self.shared_seed, None, None)
             state = state._replace(n_asked=worker + 1)
             return Plan(np.array([-1 - worker], np.int64), state, None, request, worker)
         worker = self._next_worker(state.last_worker)
@@ -129,7 +133,7 @@ class Plans(TurnPlanQueue):
         rows = None
         is_given = type(keys) is np.ndarray and not self.keys.makes_arrays  # by the program
         if (self.shares_rows or self.by_indices) and not is_given:
-            rows = index_array(row_keys, self.rows)
+            rows = index_array(row_keys, self.most)
         is_of_rows = rows is not None or (self.shares_rows and can_share_rows(row_keys, self.rows))
         state = PlanCounts(  # takes half the time of `_replace`
             number + 1,
@@ -161,8 +165,9 @@ class Plans(TurnPlanQueue):
         origin = None
         if self.row_seed is not None:
             origin = (self.row_seed, epoch, 0) if place < 0 else (self.row_seed, place, 1)
+        room = room_for(max(n, self.n_largest), self.rows) if asks_schema else 0
         request = Request(
-            keys, self.epoch, made, self.wants_state, asks_schema, self.shared_seed, seeds, origin
+            keys, self.epoch, made, self.wants_state, room, self.shared_seed, seeds, origin
         )
         return Plan(
             np.array([number], np.int64),
@@ -176,8 +181,21 @@ class Plans(TurnPlanQueue):
             n_valid=n,
         )
 
-    def ask_schema(self) -> None:
-        """Have the worker of the next batch report columns into which the rows would fit."""
+    def use_schema(self, schema: Schema | None) -> None:
+        """Plan batches that have room in these columns by indices."""
+        self.by_indices = schema is not None
+        self.most = self.rows if schema is None else schema.rows
+
+    def lacks_room(self, keys: Any) -> bool:
+        """Whether columns could be made that have room for a batch, which those of now have not."""
+        if not self.by_indices or not self.is_batched or len(keys) <= self.most:
+            return False
+        return self.n_schemas < _MOST_SCHEMAS and index_array(keys, self.rows) is not None
+
+    def ask_schema(self, n_rows: int = 1) -> None:
+        """Have the worker of the next batch report columns into which the rows would fit, in
+        batches of ``n_rows``, too."""
+        self.n_largest = max(self.n_largest, n_rows)
         self.by_indices = False
         self.order = None
         self.n_schemas = min(self.n_schemas + 1, _MOST_SCHEMAS)

@@ -36,7 +36,7 @@ class Request(NamedTuple):
     epoch: int
     number: int  #: keys of this worker's batches before this one in the epoch; -1: only its state
     wants_state: bool
-    wants_schema: bool  #: the columns that such batches could be made from
+    room: int  #: rows of the columns wanted that such batches could be made from; 0: none are
     shared_seed: int | None
     seeds: bytes | None  #: of the global generators, for each example
     #: of the examples' random numbers; see `Numbered`
@@ -68,7 +68,6 @@ class LoaderJob(BatchJob):
     Parameters
     ----------
     batch_converter : converter that makes batches from columns, or None.
-    rows : examples in a batch made from columns, at most.
     kind, dataset, auto_collation, collate_fn, drop_last, init_fn
         As in the `DataLoader`; ``kind`` is torch's of the dataset.
     base_seed : int
@@ -96,7 +95,6 @@ class LoaderJob(BatchJob):
         init_fn: Callable[[int], Any] | None,
         base_seed: int,
         batch_converter: Any,
-        rows: int,
         states: list[tuple[dict[str, Any], int] | None],
         seed_examples: bool,
         tolerates: str | None,
@@ -111,7 +109,6 @@ class LoaderJob(BatchJob):
         self.collate_fn = collate_fn
         self.drop_last = drop_last
         self.base_seed = base_seed
-        self.rows = rows
         self.states = states
         self.seed_examples = seed_examples
         self.tolerates = tolerates
@@ -174,7 +171,7 @@ class _WholeBatchMaker:
             functools.partial(collate_in_place, end.take_memory) if is_default else job.collate_fn
         )
         self._finds_misfits = is_default
-        self._wants_schema = False
+        self._room = 0
         self._n_rows: int | None = None
         self._failures: tuple[tuple[int, Any], ...] = ()
         self._fetcher: Any = None
@@ -242,15 +239,15 @@ class _WholeBatchMaker:
         is_stream = self._job.kind == _DatasetKind.Iterable and self._job.auto_collation
         if is_stream and len(examples) < len(self._keys):  # the last ones
             self._n_rows = len(examples)
-        if self._wants_schema and examples:
-            self._schema = schema_for(self._job.batch_converter, examples, self._job.rows)
+        if self._room and examples:
+            self._schema = schema_for(self._job.batch_converter, examples, self._room)
         if self._finds_misfits:
             return collate(self._collate_fn, examples, self._keys)
         return self._collate_fn(examples)
 
     def _reply(self, request: Request) -> Any:
         is_iterable = self._job.kind == _DatasetKind.Iterable
-        self._keys, self._wants_schema = request.keys, request.wants_schema
+        self._keys, self._room = request.keys, request.room
         if request.seeds is not None:
             self._fetcher.dataset.begin(request.seeds)
         self._schema, self._n_rows, self._failures = None, None, ()
@@ -275,7 +272,7 @@ class _WholeBatchMaker:
         finally:
             self._n_made += len(request.keys) if self._job.auto_collation else 1
         is_plain = self._n_rows is None and not self._failures and not isinstance(batch, Reply)
-        if request.wants_state or request.wants_schema or not is_plain:
+        if request.wants_state or request.room or not is_plain:
             state = self._state() if request.wants_state else None
             return Reply(batch, state, False, self._schema, self._n_rows, self._failures)
         return batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import os
 import platform
 import random
 import re
@@ -227,6 +228,40 @@ def test_keys_of_any_type(keys):
 def test_batches_of_varying_size():
     batches = [[0, 1, 2], [3], [4, 5, 6, 7], [8, 8]]
     check(Dataset(lambda i: (torch.full((2,), i), i)), batch_sampler=batches)
+
+
+class Growing:
+    """A batch sampler whose batches have 1 to 12 keys; its ``batch_size``, if any, is another."""
+
+    def __init__(self, batch_size=None):
+        if batch_size is not None:
+            self.batch_size = batch_size
+
+    def __iter__(self):
+        sizes = np.arange(120) // 10 + 1
+        batches = np.split(np.arange(sizes.sum()), sizes.cumsum()[:-1])
+        return iter([batch.tolist() for batch in batches])
+
+
+def shared_bytes():
+    paths = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    ours = [path for path in paths if os.path.islink(path) and "fastiter" in os.readlink(path)]
+    return sum(os.stat(path).st_blocks * 512 for path in ours)
+
+
+@pytest.mark.parametrize("batch_size", [None, 4, 5000, 10**7])
+@pytest.mark.parametrize("options", [{}, {"dataset_timeout": 60, "on_timeout": "retry"}])
+def test_columns_have_room_for_the_batches_that_came(batch_size, options):
+    dataset = Dataset(lambda i: (torch.full((5000,), i), i), 780)
+    loader = DataLoader(dataset, batch_sampler=Growing(batch_size), num_workers=2, **options)
+    expected = torch_data.DataLoader(dataset, batch_sampler=Growing())
+    most = 0
+    for ours, theirs in zip(loader, expected, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+        most = max(most, shared_bytes())
+    assert most < 64 << 20  # a batch has 480 KB; 5,000 such rows have 200 MB
+    if batch_size != 4:  # larger batches than these are made as wholes
+        assert sum(worker.rows for worker in loader.stats().workers) > 390
 
 
 def type_of(key):
