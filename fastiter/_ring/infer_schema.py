@@ -220,20 +220,20 @@ def are_many(n_irregular: int, n_rows: int) -> bool:
 
 
 def room_for(n_rows: int, most: int) -> int:
-    """Rows of columns for batches of varying size, of which one has ``n_rows``."""
+    """Rows of columns for batches of up to ``most`` examples, of which one has ``n_rows``."""
     return min(1 << (n_rows - 1).bit_length(), most)
 
 
 class ColumnLearner:
     """Learns the columns of later batches from the rows that do not fit those of now.
 
-    Batches have `rows` at most, and columns change `n_most` times. Where batches `vary`, columns
-    have room for those that came. Of two threads that learn at once, what one has learnt may be
-    lost until its next batch.
+    Batches have `rows` at most, which may be far more than any has: columns have room for those
+    that came. They change `n_most` times. Of two threads that learn at once, what one has learnt
+    may be lost until its next batch.
     """
 
-    def __init__(self, rows: int, n_most: int = sys.maxsize, vary: bool = False) -> None:
-        self._rows, self._n_left, self._vary = rows, n_most, vary
+    def __init__(self, rows: int, n_most: int = sys.maxsize) -> None:
+        self._rows, self._n_left = rows, n_most
         self.schema: Schema | None = None  # of later batches
 
     def learn(self, used: Schema | None, n_rows: int, irregular: Sequence[Any]) -> Schema | None:
@@ -246,8 +246,7 @@ class ColumnLearner:
             return None
         if not are_many(len(irregular), n_rows):
             return None
-        room = room_for(n_rows, self._rows) if self._vary else self._rows
-        schema = derive_schema(irregular, room)
+        schema = derive_schema(irregular, room_for(n_rows, self._rows))
         if known is not None:
             schema = merge_schemas(known, schema)
             if schema.parts == known.parts:

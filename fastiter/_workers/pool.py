@@ -49,11 +49,11 @@ class Pool:
     For the usual work on each batch, topping up and taking batches, the iterator uses the pool's
     `ring` itself.
 
-    A batch has at most `rows` examples, and may have far fewer where `rows_vary`; a loop that goes
-    on holds `n_held` slots. `most_workers` and `most_prefetch` are the limits of `adjust`, by
-    default the present numbers. `lock` is the iterator's. `limits` are those of waits, beside
-    `dataset_timeout`. With `n_retries`, workers that take too long are ended, and their rows
-    fetched again up to `n_retries` times. The other arguments are those of MultiprocessIterator.
+    A batch has at most `rows` examples; a loop that goes on holds `n_held` slots. `most_workers`
+    and `most_prefetch` are the limits of `adjust`, by default the present numbers. `lock` is the
+    iterator's. `limits` are those of waits, beside `dataset_timeout`. With `n_retries`, workers
+    that take too long are ended, and their rows fetched again up to `n_retries` times. The other
+    arguments are those of MultiprocessIterator.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class Pool:
         most_prefetch: int = 0,
         limits: Sequence[WaitLimit] = (),
         n_retries: int | None = None,
-        rows_vary: bool = False,
     ):
         self.pid = os.getpid()
         self.is_open = False
@@ -88,7 +87,7 @@ class Pool:
         self._at_start: dict[int, Report] = {}  # what workers had done when the first batch came
         self._joined: dict[int, float] = {}  # when workers joined that were not there at first
         self.job = job
-        self._learner = ColumnLearner(rows, _SCHEMAS - 1, rows_vary)
+        self._learner = ColumnLearner(rows, _SCHEMAS - 1)
         self._context = start.caller.context
         self._retries = n_retries is not None
         self._n_retries = n_retries or 0
@@ -203,15 +202,14 @@ class Pool:
                 self.ring.single_until = -1
             self.ring.fast_path_ok = not self._crash_counts and self.ring.single_until < 0
 
-    def use_columns(self, plain: PlainColumns) -> bool:
-        """Let batches have a dataset's own columns from the first one on; False if these are too
-        many."""
+    def use_columns(self, plain: PlainColumns, rows: int) -> None:
+        """Let batches of up to ``rows`` have a dataset's own columns from the first one on, unless
+        these are too many."""
         specs = plain.reader.specs()
         if len(specs) <= MOST_FIELDS:
             keys = plain.keys if plain.mode is dict else None
-            self.ring.use_schema(Schema(plain.container, keys, specs, self.rows))
+            self.ring.use_schema(Schema(plain.container, keys, specs, rows))
             self._learner.use(self.ring.schema)
-        return self.ring.schema is not None
 
     def _learn(self, plan: Plan, irregular: dict[int, Any]) -> None:
         """Lets later batches have the columns that this one would have needed."""

@@ -330,7 +330,7 @@ class MultiprocessIterator(PrefetchingIterator):
         pool.ring.set_hedge(self._hedge or 0.0)
         plain = self._batch_maker.plain()
         if plain is not None and plain.is_arrow:
-            pool.use_columns(plain)
+            pool.use_columns(plain, pool.rows)
         return pool
 
     def _new_part_pool(self, n_rows: int, n_workers: int, n_prefetch: int) -> Pool:

@@ -94,13 +94,9 @@ class WorkersIterator(LoaderIterator):
             # Batches whose rows workers cannot share are theirs in turns: of those that stay.
             self._num_workers = min(loader.num_workers, first_workers(usable_cpus()))
             self._adjustment = Adjustment(loader, self._num_workers)
-        # What another batch sampler calls its batch_size may be tokens, or the most there can be.
-        self._rows_vary = self._auto_collation and type(self._index_sampler) is not BatchSampler
         rows, self._converter = self._rows_of(loader)
         self._planner = Plans(self._num_workers, rows, loader.in_order, self._auto_collation)
         self._planner.shares_rows = self._shares_rows
-        if not self._rows_vary:
-            self._planner.n_largest = rows
         with self._lock:  # which the exit of the interpreter waits for
             self._use_new_pool(loader, resume)
             self._begin(resume)
@@ -182,12 +178,13 @@ class WorkersIterator(LoaderIterator):
             start=choose(checked_context(loader.multiprocessing_context), _CALLER),
             lock=self._lock,
             limits=[_BatchTimeout(self._timeout)] if self._timeout else [],
-            rows_vary=self._rows_vary,
         )
         pool.ring.set_hedge(loader.hedge or 0.0)
-        is_known = self._planner.rows and not self._rows_vary
-        plain = plain_columns(self._dataset) if is_known else None
-        if plain is not None and plain.is_arrow and pool.use_columns(plain):
+        # Of another batch sampler the batch_size may be tokens, or the most that there can be.
+        is_known = not self._auto_collation or type(self._index_sampler) is BatchSampler
+        plain = plain_columns(self._dataset) if self._planner.rows and is_known else None
+        if plain is not None and plain.is_arrow:
+            pool.use_columns(plain, min(pool.rows, len(self._dataset)) or 1)
             self._planner.use_schema(pool.ring.schema)
         if self._pin_memory:
             pool.ring.registration = pinned_slots(pool.ring.arena)

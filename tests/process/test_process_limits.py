@@ -13,18 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from examples_of import Blocks
-from outside import children, descriptors, mapped_arenas, orphaned_names, run_script, wait_until
+from outside import (
+    children,
+    descriptors,
+    mapped_arenas,
+    orphaned_names,
+    reserved,
+    run_script,
+    wait_until,
+)
 from without_calls import NUMBERS
 
 # -- memory -----------------------------------------------------------------------------------
-
-
-def reserved() -> int:
-    """Bytes of this process' anonymous files that have pages."""
-    links = descriptors()
-    ours = [fd for fd, link in links.items() if "fastiter" in link]
-    assert ours
-    return sum(os.stat(fd).st_blocks * 512 for fd in ours)
 
 
 def memory_available() -> int:

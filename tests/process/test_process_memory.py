@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from examples_of import Blocks
 from inside import pids_of
-from outside import OUR_FILES, descriptors, mapped_arenas, mapped_bytes, memory_behind, wait_until
+from outside import (
+    OUR_FILES,
+    descriptors,
+    mapped_arenas,
+    mapped_bytes,
+    memory_behind,
+    reserved,
+    wait_until,
+)
 
 from fastiter import MultiprocessIterator, concat_examples
 from fastiter.reader import multiprocess_reader
@@ -74,6 +82,14 @@ def test_a_loader_takes_a_small_multiple_of_its_batches(make, method):
     slots = iterator.stats().slots
     for taken in [mapped_bytes() - before, *map(mapped_bytes, pids_of(iterator))]:
         assert taken <= slots * 4 * (2 * size) + 32 * MIB
+
+
+def test_a_batch_size_that_no_batch_has_takes_no_memory(make):
+    iterator = make(Fields(40, MIB // 4), 10_000, repeat=False)
+    for _ in range(3):
+        assert [len(batch) for batch in iterator] == [40]
+        assert reserved() < 64 * MIB  # 10,000 rows have 2.5 GB
+        iterator.reset()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

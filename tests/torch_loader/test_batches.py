@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import functools
-import os
 import platform
 import random
 import re
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from inside import planner_of
+from outside import reserved
 from programs import run
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -243,12 +243,6 @@ class Growing:
         return iter([batch.tolist() for batch in batches])
 
 
-def shared_bytes():
-    paths = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    ours = [path for path in paths if os.path.islink(path) and "fastiter" in os.readlink(path)]
-    return sum(os.stat(path).st_blocks * 512 for path in ours)
-
-
 @pytest.mark.parametrize("batch_size", [None, 4, 5000, 10**7])
 @pytest.mark.parametrize("options", [{}, {"dataset_timeout": 60, "on_timeout": "retry"}])
 def test_columns_have_room_for_the_batches_that_came(batch_size, options):
@@ -258,10 +252,18 @@ def test_columns_have_room_for_the_batches_that_came(batch_size, options):
     most = 0
     for ours, theirs in zip(loader, expected, strict=True):
         assert all(map(torch.equal, ours, theirs))
-        most = max(most, shared_bytes())
+        most = max(most, reserved())
     assert most < 64 << 20  # a batch has 480 KB; 5,000 such rows have 200 MB
     if batch_size != 4:  # larger batches than these are made as wholes
         assert sum(worker.rows for worker in loader.stats().workers) > 390
+
+
+def test_a_batch_size_that_no_batch_has_takes_no_memory():
+    dataset = Dataset(lambda i: (torch.full((50_000,), i), i), 40)
+    loader = DataLoader(dataset, 10_000, num_workers=2, persistent_workers=True)
+    for _ in range(3):
+        assert [len(rows) for _, rows in loader] == [40]
+        assert reserved() < 128 << 20  # 10,000 rows have 4 GB
 
 
 def type_of(key):
