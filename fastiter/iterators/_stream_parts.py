@@ -17,7 +17,7 @@ from fastiter._order.plan import Plan, PlanQueue
 from fastiter._plan.state import State
 from fastiter._stats.autotune import MOST_PREFETCH
 from fastiter._util.failures import Failure, annotate, load, reraise
-from fastiter.errors import WorkerDiedError
+from fastiter.errors import DatasetTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:
     from fastiter.datasets.stream_dataset import StreamDataset
@@ -141,6 +141,7 @@ class PartStore:
         self._orders: dict[int, list[int]] = {}  # of epochs
         self._needed = -1  # the turn that is waited for
         self._raised: set[int] = set()  # turns whose failure was raised
+        self._most: dict[int, int] = {}  # by turn: examples in a part, where one could not be sent
         #: decides about a shard that failed: what to raise; None if the rest of it is left out
         self.decide: Callable[[int, Failure], Failure | None] = lambda number, failure: failure
         #: tells whether a shard was skipped in its turn
@@ -260,8 +261,16 @@ class PartStore:
             return  # it was asked for before the turn began anew
         facts = f"{self.stream.name(part.shard)}, example {{}}"
         if isinstance(outcome, Failure):
-            if isinstance(outcome.error, WorkerDiedError):
-                outcome.error = _died(outcome.error, facts.format(f"{part.start} or after"))
+            error = outcome.error
+            is_of_one = not isinstance(error, (WorkerDiedError, DatasetTimeoutError))
+            if is_of_one and part.size > 1:  # which does not pickle: those before it come alone
+                self._most[part.number] = part.size // 2
+                return
+            facts = facts.format(part.start if is_of_one else f"{part.start} or after")
+            if isinstance(error, WorkerDiedError):
+                outcome.error = _died(error, facts)
+            else:
+                annotate(error, facts)
             turn.end, turn.failure = turn.stop, outcome
             return
         found = outcome[0] if isinstance(outcome, list) else outcome
@@ -311,7 +320,8 @@ class PartStore:
         return None if best is None else self._part(*best[1:])
 
     def _part(self, number: int, start: int) -> ShardPart:
-        shard, length, count = self.shard(number), self._length(number), self.rows
+        shard, length = self.shard(number), self._length(number)
+        count = self._most.get(number, self.rows)
         keep = None
         if length is not None:
             count = min(count, length - start)

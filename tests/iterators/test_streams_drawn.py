@@ -195,6 +195,30 @@ def test_a_shard_that_was_skipped_stays_so_where_a_state_is_behind_it(open_shard
         assert {each.times for each in other.skipped} == {1}
 
 
+def unsendable(shard: int) -> Iterator[Any]:
+    for i in range(70):
+        if (shard, i) == (1, 45):
+            yield (each for each in "no generator can be pickled")
+        yield shard, i
+
+
+@pytest.mark.parametrize("lengths", [None, [70, 71, 70]])
+@pytest.mark.processes
+def test_rows_before_one_that_cannot_be_pickled_are_delivered(lengths: Any) -> None:
+    data = StreamDataset(range(3), unsendable, interleave=2, lengths=lengths)
+    iterator = MultiprocessIterator(data, 8, repeat=False, n_processes=2, context="fork")
+    rows: list[Any] = []
+    with iterator:
+        with pytest.raises(TypeError, match="generator") as caught:
+            for batch in iterator:
+                rows += batch
+        if hasattr(caught.value, "__notes__"):
+            assert "shard 1, example 45" in caught.value.__notes__
+        rows += [row for batch in iterator for row in batch]
+    count = {0: 70, 1: 45, 2: 70}
+    assert sorted(rows) == [(shard, i) for shard in range(3) for i in range(count[shard])]
+
+
 def test_rows_that_fill_up_a_batch_do_not_count_where_a_shard_fails() -> None:
     data = StreamDataset([0, 2], failing, lengths=[3, 8])  # of which the last is lacking
     arguments: dict[str, Any] = {"repeat": False, "tail": "mask", "num_ranks": 3}
