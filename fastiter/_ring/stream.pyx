@@ -72,7 +72,8 @@ cdef class SampleWriter(SlotWriter):
         """Publishes the exception that ended the reader, as a sample; then the end."""
         dumped = dump(error)
         self.use_schema(None)  # a block without columns needs the least memory
-        if self.reader.is_open and self.is_full():
+        # A block without rows may lack its schema, for which there was no memory.
+        if self.reader.is_open and (self.reader.rows == 0 or self.is_full()):
             fi_reader_close(&self.reader, False)
         if not self.begin():
             return

@@ -10,6 +10,7 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import threading
 
@@ -425,6 +426,20 @@ def test_a_reader_that_closes_descriptors_ends_the_pass():
         assert raised.value.errno == errno.EBADF
     else:
         assert "exited with status 1" in str(raised.value)
+
+
+def test_a_reader_without_memory_for_its_second_block_says_so():
+    """That block has columns, and is begun before their schema is written into it."""
+
+    def grows():
+        yield np.zeros(1000)
+        with open("/proc/self/statm") as file:
+            size = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+        yield np.zeros(1000)
+
+    with pytest.raises(MemoryError, match="after 1 samples"):
+        list(forked([grows])())
 
 
 def test_a_reader_that_cannot_be_opened():
