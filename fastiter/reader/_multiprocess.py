@@ -52,8 +52,8 @@ def multiprocess_reader(
     callable
         A reader of all samples. It raises the exception of a reader, with its own type and the
         worker's traceback, after that reader's samples; ValueError for a sample that is None;
-        `WorkerDiedError` if a reader's process died; `DatasetError` for objects that cannot be
-        pickled.
+        `WorkerDiedError` if a reader's process died; `DatasetError` for exceptions that cannot be
+        pickled, and `SystemExit`.
 
     Raises
     ------
