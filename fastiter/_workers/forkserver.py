@@ -267,7 +267,9 @@ class ProcessSettings(NamedTuple):
     @classmethod
     def of_this(cls, main_module: dict[str, Any]) -> ProcessSettings:
         """Settings of this process and thread."""
-        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        cpus = None
+        with contextlib.suppress(AttributeError, OSError):  # not there, or refused by a sandbox
+            cpus = os.sched_getaffinity(0)
         limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
         niceness = os.getpriority(os.PRIO_PROCESS, 0)
         return cls(dict(os.environb), _umask(), limits, cpus, niceness, main_module)

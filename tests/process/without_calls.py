@@ -22,6 +22,7 @@ NUMBERS = {
         "futex": 202,
         "madvise": 28,
         "prctl": 157,
+        "sched_getaffinity": 204,
     },
     "aarch64": {
         "memfd_create": 279,
@@ -30,6 +31,7 @@ NUMBERS = {
         "futex": 98,
         "madvise": 233,
         "prctl": 167,
+        "sched_getaffinity": 123,
     },
 }
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
