@@ -7,7 +7,7 @@ so no exception, that of Ctrl-C included, leaves one behind that no object holds
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free
-from libc.errno cimport EAGAIN
+from libc.errno cimport EAGAIN, EMFILE, ENFILE, ENOMEM
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
@@ -64,9 +64,9 @@ cdef class FileLocks:
         rc = fi_lock_open(self.source, &self.fd)
         if rc != FI_OK:
             self.fd = -1
+            system = "" if rc in (EMFILE, ENFILE, ENOMEM) else " (Linux 3.15 or later, with /proc)"
             raise OSError(
-                rc, f"{self.what} needs locks of open file descriptions (Linux 3.15 or later, with "
-                f"/proc): {os.strerror(rc)}")
+                rc, f"{self.what} needs locks of open file descriptions{system}: {os.strerror(rc)}")
         return 0
 
     cdef int renew(self) except -1:

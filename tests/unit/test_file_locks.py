@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -159,3 +160,16 @@ def test_an_interrupt_leaves_no_lock(fd: int) -> None:
         assert not any(map(locks.is_held, range(4)))
     with others.hold() as hold:
         assert all(hold.take(number, True) for number in range(4))
+
+
+def test_too_many_open_files_are_not_an_old_system(fd: int) -> None:
+    def refused() -> bool:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (os.dup(0) + 1, most))
+        with pytest.raises(OSError) as error:
+            FileLocks(fd, 8, WHAT)
+        return str(error.value) == (
+            "[Errno 24] this test needs locks of open file descriptions: Too many open files"
+        )
+
+    assert in_child(refused) == 0
