@@ -87,7 +87,8 @@ class _NoProgramError(Exception):
 def _script(name: str) -> tuple[Callable[[], types.CodeType], dict[str, Any]]:
     """The code of a script, to be compiled, and the names that its module begins with; also of the
     ``__main__.py`` in a folder or zip file."""
-    file = os.path.abspath(name)
+    # As the interpreter joins them: ``link/../x.py`` is where the link leads.
+    file = os.getcwd() if name == "." else os.path.join(os.getcwd(), name)
     if pkgutil.get_importer(file) is not None:
         sys.path[0] = file
         return _of_spec(importlib.machinery.PathFinder.find_spec("__main__", [file]), "__main__")
@@ -98,9 +99,11 @@ def _script(name: str) -> tuple[Callable[[], types.CodeType], dict[str, Any]]:
         raise _NoProgramError(str(error)) from None
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(file))
-    loader = importlib.machinery.SourceFileLoader("__main__", file)
+    compiled = pkgutil.read_code(io.BytesIO(source))  # of a .pyc file, whatever its name is
+    kind = "SourcelessFileLoader" if compiled else "SourceFileLoader"
+    loader = getattr(importlib.machinery, kind)("__main__", file)
     facts = {**dict.fromkeys(_NAMES), "__file__": file, "__loader__": loader}
-    return lambda: compile(source, file, "exec", dont_inherit=True), facts
+    return lambda: compiled or compile(source, file, "exec", dont_inherit=True), facts
 
 
 def _module(name: str) -> tuple[Callable[[], types.CodeType], dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import re
 import shutil
 import signal
@@ -73,12 +74,13 @@ print(sorted(set(globals()) - {"sys"}))
 """
 
 
-@pytest.mark.parametrize("as_module", [False, True])
-def test_the_program_sees_what_python_gives(tmp_path, as_module):
-    (tmp_path / "package").mkdir()
+@pytest.mark.parametrize("name", ["package/tool.py", "./link/../tool.py", "-m package.tool"])
+def test_the_program_sees_what_python_gives(tmp_path, name):
+    (tmp_path / "package/inner").mkdir(parents=True)
     (tmp_path / "package/__init__.py").touch()
     (tmp_path / "package/tool.py").write_text(FACTS)
-    name = ("-m", "package.tool") if as_module else ("package/tool.py",)
+    (tmp_path / "link").symlink_to("package/inner")
+    name = name.split()
     arguments = (*name, "--help", "-m", "--compare", "x y")
     plain = finished(tmp_path, sys.executable, *arguments)
     ours = finished(tmp_path, *RUN, *arguments)
@@ -92,12 +94,22 @@ def test_a_folder_and_an_archive_with_a_main_module(tmp_path):
     (tmp_path / "folder/__main__.py").write_text(FACTS + "import helper\nhelper.f()\n")
     (tmp_path / "folder/helper.py").write_text("def f():\n    print('helps')\n    1 / 0\n")
     shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "folder")
-    for name in ("folder", "archive.zip"):
+    for name in ("folder", "./folder/", "archive.zip"):
         plain = finished(tmp_path, sys.executable, name, "--help")
         ours = finished(tmp_path, *RUN, name, "--help")
         assert "helps" in plain.stdout
         assert (ours.stdout, ours.returncode) == (plain.stdout, plain.returncode) == (ANY, 1)
         assert without_runpy(plain.stderr) == ours.stderr.partition("fastiter: ")[0]
+
+
+def test_a_compiled_file(tmp_path):
+    (tmp_path / "tool.py").write_text(FACTS + "print(type(__loader__))\nf = lambda: 1 / 0\nf()\n")
+    py_compile.compile(str(tmp_path / "tool.py"), str(tmp_path / "tool.bin"), "tool.py")
+    plain = finished(tmp_path, sys.executable, "tool.bin", "--help")
+    ours = finished(tmp_path, *RUN, "tool.bin", "--help")
+    assert "SourcelessFileLoader" in plain.stdout
+    assert ours.stdout == plain.stdout
+    assert (ours.returncode, ours.stderr.partition("fastiter: ")[0]) == (1, plain.stderr)
 
 
 @pytest.mark.parametrize(
