@@ -256,15 +256,16 @@ class _Report:
         if os.getpid() != self._pid:
             return
         rank = os.environ.get("RANK", "0")
+        to = sys.stderr or io.StringIO()  # of None, print() would make standard output
         if rank == "0":
-            print(self._text(), file=sys.stderr, flush=True)
+            print(self._text(), file=to, flush=True)
         if self._file is not None and (rank == "0" or "{rank}" in self._file):
             found = {"loaders": []} if self._patch is None else self._patch.as_dict()
             text = json.dumps({**found, "exit_status": self.status}, indent=1, default=str)
             try:
                 Path(self._file.replace("{rank}", rank)).write_text(text + "\n")
             except OSError as error:  # the exit status stays the program's
-                print(f"fastiter: the report was not written: {error}", file=sys.stderr)
+                print(f"fastiter: the report was not written: {error}", file=to)
 
     def _text(self) -> str:
         if self._patch is None:

@@ -166,6 +166,7 @@ ENDS = {
     "its own hook": ("sys.excepthook = lambda *e: print('mine', e[1])\nraise KeyError(1)\n", 1),
     "a cause": ("try:\n    {}[1]\nexcept KeyError as e:\n    raise ValueError('v') from e\n", 1),
     "what does not compile": ("def\n", 1),
+    "no standard error": ("sys.stderr = None\nsys.exit(5)\n", 5),
     "an abort": ("os.abort()\n", -signal.SIGABRT),
     "a last traceback": (
         "import atexit\natexit.register(lambda: print(sys.last_traceback.tb_lineno))\n1 / 0\n",
@@ -183,7 +184,7 @@ def test_it_ends_as_the_program_ends(program, tmp_path, end):
     assert ours.stdout == plain.stdout
     text, mark, _ = ours.stderr.partition("fastiter: 0 loaders")
     assert text == plain.stderr
-    assert bool(mark) == (end not in ("a signal", "an abort"))
+    assert bool(mark) == (end not in ("a signal", "an abort", "no standard error"))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
