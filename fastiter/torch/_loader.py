@@ -65,7 +65,7 @@ from fastiter.torch._state import (
     program_state,
     unbegun_state,
 )
-from fastiter.torch._statistics import LoaderReports
+from fastiter.torch._statistics import LoaderReports, shown
 
 _CONTEXTS = (
     contexts.DefaultContext,
@@ -369,7 +369,7 @@ persistent_workers, pin_memory_device, in_order
         if owner is None or owner._loaded is not record:
             self._loaded = self._loaded_record = None
 
-    @property
+    @shown
     def set_epoch(self) -> Callable[[int], None]:
         """As `Order.set_epoch`; only with a sampler of fastiter's."""
         owner = self._owner

@@ -31,6 +31,16 @@ if TYPE_CHECKING:
     from fastiter.torch._orders.samplers import EpochOwner
     from fastiter.torch._state import LastIteration
 
+    shown = functools.cached_property
+else:
+
+    class shown(functools.cached_property):
+        """A property without a cache that an attribute of its name hides: a subclass written for
+        torch's loader, which has no such names, sets its own."""
+
+        def __get__(self, instance, owner=None):
+            return self if instance is None else self.func(instance)
+
 
 class Iteration:
     """Counters of one iteration. They do not keep the iterator."""
@@ -200,7 +210,7 @@ class LoaderReports:
         own = self._own_iterator()
         return self._last_iteration.skips if own is None else own.skip_state()
 
-    @property
+    @shown
     def indices(self) -> Any:
         """Keys of the batch delivered last, in the order of its rows.
 
@@ -210,7 +220,7 @@ class LoaderReports:
         own = self._own_iterator()
         return self._last_iteration.indices if own is None else own.indices
 
-    @property
+    @shown
     def valid(self) -> torch.Tensor | None:
         """For each row of the batch delivered last, whether it is to be counted: False only with
         ``tail='mask'``, for repetitions that give all ranks equally many rows.
@@ -256,7 +266,7 @@ class LoaderReports:
         iteration = None if own is None or own._finished else own._sampler_iter
         return owner.address(self, iteration, number, rank)
 
-    @property
+    @shown
     def skipped(self) -> list[Skipped]:
         """Keys whose examples were skipped, with ``on_error``: one `Skipped` for each, at most
         10,000, in the order in which they were skipped first, of all iterations.

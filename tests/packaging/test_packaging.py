@@ -73,7 +73,7 @@ def test_hints_of_public_names_resolve(name):
     classes = {base for each in public if isinstance(each, type) for base in each.__mro__}
     ours = [each for each in classes if each.__module__.startswith("fastiter")]
     members = [
-        member.fget if isinstance(member, property) else member
+        getattr(member, "fget", getattr(member, "func", member))
         for each in ours
         for of_member, member in vars(each).items()
         if not of_member.startswith("_") or of_member in ("__init__", "__iter__", "__enter__")

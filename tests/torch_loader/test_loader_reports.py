@@ -117,6 +117,27 @@ def test_indices_after_a_load(num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", ["indices", "set_epoch", "skipped", "valid"])
+def test_attributes_of_a_subclass_hide_reports(name, num_workers):
+    """One written for torch's loader, which has none of these names."""
+
+    class Own(DataLoader):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            setattr(self, name, "own")
+
+    loader = Own(Numbers(), batch_size=4, num_workers=num_workers)
+    for _ in range(2):
+        iterator = iter(loader)
+        assert [batch.tolist() for batch in iterator][-1] == iterator.indices == [28, 29]
+    loader.load_state_dict(loader.state_dict())
+    assert getattr(loader, name) == "own"
+    delattr(loader, name)
+    assert loader.indices is None and loader.valid is None and loader.skipped == []
+    assert not hasattr(loader, "set_epoch")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_keys_that_are_no_integers(num_workers):
     loader = DataLoader(
         Named(), 2, sampler=list("abcde"), num_workers=num_workers, return_indices=True
