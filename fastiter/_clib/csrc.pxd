@@ -33,7 +33,8 @@ cdef extern from "base/fi_checksum.h" nogil:
 
 cdef extern from "os/fi_process.h" nogil:
     int fi_process_id()
-    void fi_run_fork_handlers()
+    bint fi_run_fork_handlers()
+    void fi_fork_for_handlers()
 
 
 cdef extern from "os/fi_locks.h" nogil:

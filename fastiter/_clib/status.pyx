@@ -114,8 +114,12 @@ def exit_unless_renewed(double seconds, int status):
 
 
 def run_fork_handlers():
-    """Forks a process that exits at once, for what native libraries do before a fork."""
-    fi_run_fork_handlers()  # with the GIL, which `before_fork` may need
+    """Does what native libraries do before a fork and after it."""
+    cdef bint done
+    with nogil:  # another thread runs them
+        done = fi_run_fork_handlers()
+    if not done:
+        fi_fork_for_handlers()  # with the GIL, which `before_fork` may need
 
 
 def checksum(data, uint64_t start, uint64_t stop, uint64_t seed):

@@ -1,8 +1,12 @@
-/* fi_process: a child knows that it is another process, and so does its own child. */
+/* fi_process: a child knows that it is another process, and so does its own child; handlers of forks
+ * run without one. */
 #define _GNU_SOURCE
 #include "check.h"
 #include "os/fi_process.h"
 
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,9 +27,39 @@ static void fork_and_look(int depth)
     CHECK_EQ(fi_process_id(), (int)getpid());
 }
 
+static int n_before, n_after;
+
+static void before(void)
+{
+    n_before++;
+}
+
+static void after(void)
+{
+    n_after++;
+}
+
+static void run_handlers(void)
+{
+    sigset_t former, mask;
+    CHECK_EQ(pthread_sigmask(SIG_SETMASK, NULL, &former), 0);
+    CHECK_EQ(pthread_atfork(before, after, NULL), 0);
+    bool ran = fi_run_fork_handlers(); /* false where the system has no filters of calls */
+    CHECK_EQ(n_before, ran);
+    CHECK_EQ(n_after, ran);
+    CHECK_EQ(waitpid(-1, NULL, WNOHANG), -1); /* no child is left */
+    fi_fork_for_handlers();
+    CHECK_EQ(n_before, ran + 1);
+    CHECK_EQ(n_after, ran + 1);
+    CHECK_EQ(waitpid(-1, NULL, WNOHANG), -1);
+    CHECK_EQ(pthread_sigmask(SIG_SETMASK, NULL, &mask), 0);
+    CHECK_EQ(memcmp(&mask, &former, sizeof mask), 0);
+}
+
 int main(void)
 {
     fork_and_look(2);
-    fork_and_look(2);
+    run_handlers();
+    fork_and_look(2); /* forks of this thread are not refused */
     return 0;
 }
