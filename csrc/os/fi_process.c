@@ -14,7 +14,7 @@
 
 #include "base/fi_base.h"
 
-/* What a processor or an old kernel's headers have no number for. */
+/* For processors without that call, and for the headers of old kernels. */
 #ifdef __NR_fork
 #define FORK_CALL __NR_fork
 #else
