@@ -262,11 +262,11 @@ class PartStore:
         facts = f"{self.stream.name(part.shard)}, example {{}}"
         if isinstance(outcome, Failure):
             error = outcome.error
-            is_of_one = not isinstance(error, (WorkerDiedError, DatasetTimeoutError))
-            if is_of_one and part.size > 1:  # which does not pickle: those before it come alone
+            was_read = not isinstance(error, (WorkerDiedError, DatasetTimeoutError))
+            if was_read and part.size > 1:  # one does not pickle: those before it come alone
                 self._most[part.number] = part.size // 2
                 return
-            facts = facts.format(part.start if is_of_one else f"{part.start} or after")
+            facts = facts.format(part.start if was_read else f"{part.start} or after")
             if isinstance(error, WorkerDiedError):
                 outcome.error = _died(error, facts)
             else:

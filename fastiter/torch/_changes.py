@@ -83,7 +83,7 @@ def _facts_of_orders(loader: Any) -> dict[str, Any]:
     owner = loader._owner
     found = {
         "version": _VERSION,
-        "sampler": f"fastiter.torch.{type(owner).__qualname__}",
+        "sampler": f"fastiter.torch.{'Batches' if owner._cuts else 'Order'}",
         "len(dataset)": length_of(loader.dataset),
         "num_replicas": owner.num_replicas,
         **_facts_of_arguments(loader, loader),

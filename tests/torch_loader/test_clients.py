@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import run
 from typing import Any
 
 import numpy as np
@@ -131,6 +133,66 @@ def test_ranks(start, tmp_path):
     whole, rest = read_to_end(uninterrupted), read_to_end(resumed)
     assert [own[: len(part)] for own, part in zip(whole, lines, strict=True)] == lines
     assert rest == [from_line(own, RESUMED_AT) for own in whole]
+
+
+LIGHTNING_OF_TWO = """
+import sys
+import torch, lightning
+from fastiter.iterators import ShuffleOrderSampler
+from fastiter.torch import DataLoader, Order
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def told(self, stage, indices):
+        with open(f"{sys.argv[1]}/{self.trainer.global_rank}", "a") as file:
+            file.writelines(f"{stage} {self.current_epoch} {i}\\n" for i in indices.tolist())
+
+    def training_step(self, batch, number):
+        self.told("train", batch)
+        return self.layer(batch[:, None].float()).mean()
+
+    def validation_step(self, batch, number):
+        self.told("validate", batch)
+
+    def predict_step(self, batch, number):
+        self.told("predict", batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def train_dataloader(self):
+        sampler = ShuffleOrderSampler(0)
+        return DataLoader(range(40), batch_size=4, sampler=sampler, rank="auto", num_workers=1)
+
+    def val_dataloader(self):
+        order = Order(ShuffleOrderSampler(1), 40, batch_size=4, rank="auto")
+        return DataLoader(range(40), batch_size=4, sampler=order)
+
+    predict_dataloader = train_dataloader
+
+trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", devices=2, strategy="ddp",
+    logger=False, enable_checkpointing=False, num_sanity_val_steps=0)
+model = Model()
+trainer.fit(model)
+trainer.predict(model)
+"""
+
+
+def test_lightning_deals_examples_to_ranks_once(tmp_path):
+    """Each rank has its half of what a sampler with ranks gives, not a half of this half."""
+    skip_without("torch", "lightning")
+    program = tmp_path / "program.py"
+    program.write_text(LIGHTNING_OF_TWO)
+    run([sys.executable, program, tmp_path], check=True, timeout=300, capture_output=True)
+    ranks = [(tmp_path / str(rank)).read_text().splitlines() for rank in range(2)]
+    stages = [*(f"{stage} {epoch}" for stage in ("train", "validate") for epoch in range(2))]
+    for stage in [*stages, "predict 2"]:
+        parts = [[int(x.split()[2]) for x in lines if x.startswith(stage)] for lines in ranks]
+        assert [len(part) for part in parts] == [20, 20]
+        assert sorted(parts[0] + parts[1]) == list(range(40))
 
 
 def test_every_client_is_run_and_listed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import pickle
 import random
@@ -518,6 +519,30 @@ def test_tensors_and_arrays(make):
         assert len(epoch_of(DataLoader(make(rows), batch_sampler=batches))) == -(-len(rows) // 4)
     for length in (make(10), make([10])[0]):
         assert len(Order(ShuffleOrderSampler(0), length)) == 10
+
+
+def test_trainers_know_that_an_order_is_dealt():
+    """Those that deal a sampler's indices to the ranks leave a `DistributedSampler` as it is."""
+    for rank in range(2):
+        ranks = {"rank": rank, "num_replicas": 2}
+        loader = DataLoader(data(), 4, sampler=ShuffleOrderSampler(0), **ranks)
+        order = loader.sampler
+        assert isinstance(order, Order)
+        assert isinstance(order, torch_data.DistributedSampler)
+        assert (order.num_samples, order.total_size) == (len(order), 2 * len(order))
+        expected = epoch_of(loader)
+        for again in (order, pickle.loads(pickle.dumps(order)), copy.deepcopy(order)):
+            again.set_epoch(0)
+            assert isinstance(again, torch_data.DistributedSampler)
+            # Lightning's Trainer makes a loader anew of the arguments and the new sampler.
+            assert epoch_of(DataLoader(data(), 4, sampler=again, **ranks)) == expected
+        order.set_epoch(0)
+        batches = torch_data.BatchSampler(order, 4, False)
+        assert epoch_of(DataLoader(data(), batch_sampler=batches, **ranks)) == expected
+        for name, value in (("rank", 1 - rank), ("num_replicas", 3), ("tail", "mask")):
+            with pytest.raises(ValueError, match="has its own"):
+                DataLoader(data(), 4, sampler=order, **{**ranks, name: value})
+    assert not isinstance(Order(ShuffleOrderSampler(0), N), torch_data.DistributedSampler)
 
 
 def test_refused_orders():

@@ -15,7 +15,13 @@ from fastiter._plan.missing import record_of_all
 from fastiter._plan.record import filled_record, loaded_cut, packed
 from fastiter.iterators._addresses import Preview
 from fastiter.torch._orders.places import LoadedRecord, recorded, shortened
-from fastiter.torch._orders.samplers import Batches, EpochOwner, Order, is_of_fastiter
+from fastiter.torch._orders.samplers import (
+    Batches,
+    EpochOwner,
+    Order,
+    is_of_fastiter,
+    ranks_of,
+)
 from fastiter.torch._state import Resume, check_missing, drawn_from
 
 if TYPE_CHECKING:
@@ -48,8 +54,9 @@ def adopted(
     elif _is_bare(batch_sampler) and sampler is None and not is_stream:
         batch_sampler = Batches(batch_sampler, dataset, **ranks)
     else:
+        given = sampler if batch_sampler is None else batch_sampler
         for name, default in (("rank", None), ("num_replicas", None), ("tail", "pad")):
-            if ranks[name] != default:
+            if ranks[name] != default and not _has_ranks(getattr(given, "sampler", given), ranks):
                 raise ValueError(
                     f"{name}={ranks[name]!r} is for a sampler of fastiter's, such as sampler="
                     "ShuffleOrderSampler(seed): with torch's use DistributedSampler; an Order or "
@@ -62,6 +69,16 @@ def adopted(
             "the same"
         )
     return sampler, batch_sampler
+
+
+def _has_ranks(sampler: Any, ranks: Mapping[str, Any]) -> bool:
+    """Whether it is an `Order` or `Batches` of these ranks, as where a client makes a loader anew
+    of another one's sampler and arguments."""
+    if not isinstance(sampler, EpochOwner):
+        return False
+    rank, num_replicas = ranks_of(ranks["rank"], ranks["num_replicas"])
+    is_same = (rank, num_replicas) == (sampler.rank, sampler.num_replicas)
+    return is_same and ranks["tail"] in ("pad", sampler.tail)
 
 
 def _is_bare(sampler: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from fastiter._fetch.dataset_access import epochs_of, keeps_rows
 from fastiter._fetch.token_rows import EPOCH_SHIFT
@@ -264,7 +264,8 @@ class Order(EpochOwner):
 
     `fastiter.torch.DataLoader` makes it of ``sampler=ShuffleOrderSampler(seed)`` and others. Other
     loaders take it, too, with the same ``batch_size`` and ``drop_last``. Each iterator has the next
-    epoch, whose number it takes with its first index.
+    epoch, whose number it takes with its first index. With several ranks it is an instance of
+    torch's `DistributedSampler`, too, so that trainers do not deal its indices once more.
 
     Parameters
     ----------
@@ -310,6 +311,8 @@ class Order(EpochOwner):
         super().__init__(
             sampler, dataset_or_length, batch_size, rank, num_replicas, tail, drop_last
         )
+        if self.num_replicas > 1 and type(self) is Order:
+            self.__class__ = RankOrder
 
     def __iter__(self) -> Iterator[int]:
         for drawn, rows in self._batches():
@@ -321,6 +324,22 @@ class Order(EpochOwner):
         last = Preview(planner, self.rank, EpochStore()).before(n_batches - 1)
         plan: Any = planner.advance(last)
         return (n_batches - 1) * planner.batch_size + len(plan.indices)
+
+
+class RankOrder(Order, DistributedSampler[Any]):
+    """An `Order` of one of several ranks.
+
+    By its base class clients that deal a sampler's indices to ranks, such as Lightning, ignite and
+    MONAI, know that these are dealt.
+    """
+
+    @property
+    def num_samples(self) -> int:
+        return len(self)
+
+    @property
+    def total_size(self) -> int:
+        return len(self) * self.num_replicas
 
 
 class Batches(EpochOwner):
