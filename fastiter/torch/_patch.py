@@ -228,10 +228,11 @@ def _lines(place: str, records: list[Record]) -> list[str]:
     both = Loops().add(**vars(ours)).add(**vars(torchs))
     waiting = both.wait_seconds / both.seconds if both.seconds else 0.0
     made = f"{place}  {records[-1].kind}, {len(records)} made: "
-    if not both.epochs:
+    if not both.epochs and not both.batches:
         lines = [made + "no loop"]
-    else:
-        made += f"{_counted(both.epochs, 'epoch')}, {_counted(both.batches, 'batch', 'es')}"
+    else:  # a subclass may keep one iterator for all epochs
+        made += f"{_counted(both.epochs, 'epoch')}, " if both.epochs else ""
+        made += _counted(both.batches, "batch", "es")
         # The advice below is about the time after the start.
         start = " with the start of workers" * any(each.num_workers for each in records)
         lines = [f"{made}, {both.rate:.1f} batches/s, waiting {waiting:.0%}{start}"]

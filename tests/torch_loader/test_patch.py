@@ -453,6 +453,22 @@ def test_figures(program):
     assert f"{__file__}:{loaders[0]['line']}  DataLoader, 2 made: 6 epochs, 24 batches" in place
 
 
+def test_figures_of_a_subclass_that_keeps_its_iterator(program):
+    with as_default() as patched:
+
+        class Kept(program.DataLoader):
+            kept = None
+
+            def __iter__(self):
+                self.kept = self.kept or self._get_iterator()
+                for _ in range(2):
+                    yield next(self.kept)
+
+        loader = Kept(Numbers(), 6)
+        assert rows(loader) + rows(loader) == rows(real.DataLoader(Numbers(), 6))
+    assert "Kept, 1 made: 4 batches, " in patched.report()
+
+
 def test_an_environment_variable_leaves_everything_to_torch(program, monkeypatch):
     monkeypatch.setenv("FASTITER_RUN", "0")
     with as_default() as patched:
