@@ -26,7 +26,7 @@ cdef enum:
 
 
 cdef class Plan:
-    cdef readonly object indices
+    cdef public object indices
     cdef readonly object state
     cdef readonly object error
     cdef object current_work

@@ -9,6 +9,7 @@ TAILS: tuple[str, ...]
 
 @disjoint_base
 class Plan:
+    indices: NDArray[np.int64] | None
     work: Any
     outcome: Any
     progress: Any
@@ -37,8 +38,6 @@ class Plan:
     def seeds(self) -> bytes | None: ...
     @property
     def keys(self) -> Any: ...
-    @property
-    def indices(self) -> NDArray[np.int64] | None: ...
     @property
     def state(self) -> Any: ...
     @property

@@ -12,6 +12,7 @@ class TurnPlanQueue(PlanQueue):
     cutter: Any
     is_overtaking: bool
     counts_rows: bool
+    first_shift: int
     def __init__(self, state: Any, n_workers: int, rows: int) -> None: ...
     @property
     def n_workers(self) -> int: ...

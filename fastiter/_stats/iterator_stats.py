@@ -122,6 +122,8 @@ class IteratorStats(IteratorCounts):
     def of(cls, timer: Timer, loader: LoaderStats, **facts: Any) -> IteratorStats:
         """Statistics of what a timer has measured and of the workers, with other ``facts``."""
         start, inside, waited, between, cpu = timer.read()
+        if "cpus" not in facts:
+            facts["cpus"] = usable_cpus()
         return cls(
             batches=timer.batches,
             examples=timer.examples,
@@ -133,7 +135,6 @@ class IteratorStats(IteratorCounts):
             wait_seconds=waited,
             consumer_seconds=between,
             cpu_seconds=cpu,
-            cpus=usable_cpus(),
             **facts,
             **vars(loader),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data
@@ -77,6 +78,7 @@ class WholeBatches:
         if request is None:
             assert plan.indices is not None
             self._keys, seeds, origin = plan.indices.tolist(), plan.seeds, (seed, plan.first, 1)
+            self._keys = self._keys if self._auto_collation else self._keys[0]
         else:
             self._keys, seeds, origin = request.keys, request.seeds, request.origin
         try:
@@ -133,6 +135,8 @@ class WholeBatches:
             fetcher.ended = len(examples) < size
         if not examples or (self._drop_last and len(examples) < size):
             raise StopIteration
+        if plan.request is None and plan.indices is not None:
+            plan.indices = plan.indices[: len(examples)]
         plan.n_valid = len(examples)
         return self._collate([*examples] if self._auto_collation else examples[0])
 
@@ -187,7 +191,10 @@ class InProcessIterator(LoaderIterator):
         self._begin(None)
 
     def _fetch(self, plan: Plan) -> Plan:
-        batches = self._batches
+        batches, planner = self._batches, self._planner
+        if self._is_iterable and planner.order is None and planner.example_seed is None:
+            # Nobody reads the keys of a stream: those that follow the first batch are not drawn.
+            planner.order, planner.cutter = sys.maxsize, self._sampler_iter.cutter
         if plan.work is None and (batches.is_stateful or self._is_iterable):
             state = copy.deepcopy(batches.state()) if batches.is_stateful else None
             plan.work = Begun(state, [])
@@ -197,6 +204,7 @@ class InProcessIterator(LoaderIterator):
         data = plan.outcome
         if data is _END:
             plan.progress = before._replace(is_active=(False,))
+            self._planner.order = None
             return None
         if type(data) in _FAILURES:
             return before, data

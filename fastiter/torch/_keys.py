@@ -343,7 +343,7 @@ class SamplerKeys:
             keys = itertools.chain.from_iterable(iterator) if self._cuts else iterator
             self._source = IteratedKeys(drawn, keys)
             self._source.begin(self.first[1])
-        elif self._cuts and _has_order(drawn):
+        elif _has_order(drawn):
             self._source = OrderKeys(drawn)
         else:
             is_given = drawn is self._sampler and self._changes.get("_opens_first", not self._cuts)
@@ -419,7 +419,7 @@ class SamplerKeys:
         if not self._cuts:
             if self._lists and not hasattr(keys[0], "__len__"):
                 keys = source.list_first()
-            keys = keys[0]
+            keys = int(keys[0]) if type(keys) is np.ndarray else keys[0]
         return number, first, size, keys if self.rows is None else _named(keys, self.rows)
 
     def seeds(self, example_seed: tuple[int, int], number: int, first: int, keys: Any) -> bytes:
