@@ -198,7 +198,7 @@ FOREIGN = {
     "loaders": "get_batch MultiNodeWeightedSampler sample_from_datasets stratified IterDataset"
     " random_map train_size Audio text_file np_array recordio cloud_reader get_cifar10",
     "torch": "_MultiProcessingDataLoaderIter _next_data _next_index pt_data_worker set_seed",
-    "trainers": "TorchTrainer flash_attn_varlen_func mlm"
+    "trainers": "TorchTrainer flash_attn_varlen_func mlm use_distributed_sampler"
     " limit_train_batches overfit_batches"
     " DataCollatorForLanguageModeling DataCollatorWithFlattening skip_first_batches",
     "HTTP": "Range",
