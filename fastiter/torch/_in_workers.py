@@ -448,7 +448,7 @@ def _named(text: str, plan: Plan) -> str:
         return text
     assert plan.indices is not None
     keys = plan.request.keys
-    is_of_stream = type(keys) is list and keys[:1] == [None]
+    is_of_stream = keys is None or (type(keys) is list and keys[:1] == [None])
     batch = plan.label if is_of_stream else f"the batch of {keys!r:.200}"
     return text.replace(f"dataset index {plan.indices[0]}", batch)
 

@@ -131,13 +131,14 @@ def test_a_killed_worker_of_a_stream_loses_nothing(tmp_path, caplog):
     assert [record.message for record in caplog.records if "reads its part again" in record.message]
 
 
-def test_a_stream_that_kills_its_workers_is_named_by_its_batch():
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_a_stream_that_kills_its_workers_is_named_by_its_batch(batch_size):
     class Deadly(Stream):
         def __iter__(self):
-            yield from range(4)
+            yield from range(batch_size or 1)
             os._exit(3)
 
-    iterator = iter(DataLoader(Deadly(60), 4, num_workers=1))
+    iterator = iter(DataLoader(Deadly(60), batch_size, num_workers=1))
     next(iterator)
     with pytest.raises(RuntimeError, match="epoch 0, batch 1 has killed"):
         next(iterator)
