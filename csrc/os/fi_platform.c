@@ -542,17 +542,18 @@ int64_t fi_coarse_ns(void)
 
 void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns)
 {
-    char text[80];
-    long long ran, waited = 0;
-    ssize_t length = -1;
+    char text[80] = "";
+    long long ran, waited;
     *cpu_ns = read_clock(CLOCK_PROCESS_CPUTIME_ID);
+    if (delay_ns == NULL)
+        return;
+    *delay_ns = 0;
     int fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        length = read(fd, text, sizeof text - 1);
-        close(fd);
-    }
-    text[length > 0 ? length : 0] = '\0';
-    *delay_ns = sscanf(text, "%lld %lld", &ran, &waited) == 2 ? waited : 0;
+    if (fd < 0)
+        return;
+    if (read(fd, text, sizeof text - 1) > 0 && sscanf(text, "%lld %lld", &ran, &waited) == 2)
+        *delay_ns = waited;
+    close(fd);
 }
 
 void fi_heap_trim(void)

@@ -98,7 +98,7 @@ int64_t fi_now_ns(void);
 /* Some milliseconds coarse, but cheap enough to be read for every row. */
 int64_t fi_coarse_ns(void);
 /* CPU time of this process, all its threads; and how long the calling thread stood in line for a
- * CPU, 0 where the system does not tell. Some system calls. */
+ * CPU, 0 where the system does not tell. Some system calls, without `delay_ns` one. */
 void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns);
 
 /* Gives free memory of the heap back to the system, where the C library can. Takes about a

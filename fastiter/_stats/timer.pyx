@@ -47,10 +47,10 @@ cdef class Timer:
         return self.thread == PyThread_get_thread_ident()
 
     cdef void enter(self) noexcept:
-        cdef int64_t now = fi_now_ns(), delay
+        cdef int64_t now = fi_now_ns()
         self.thread = PyThread_get_thread_ident()
         if self.cpu_ns == 0:
-            fi_cpu_times(&self.cpu_ns, &delay)
+            fi_cpu_times(&self.cpu_ns, NULL)
         if self.left:
             self.between_ns += now - self.left
         self.left = 0
@@ -114,9 +114,9 @@ cdef class Timer:
         cdef int64_t now = fi_now_ns(), entered = self.entered, blocked = self.blocked
         cdef int64_t under_way = now - entered if entered else 0, waited = self.blocked_ns
         cdef bint is_opening = self.is_opening
-        cdef int64_t cpu = self.cpu_ns, delay
+        cdef int64_t cpu = self.cpu_ns
         if cpu:
-            fi_cpu_times(&cpu, &delay)
+            fi_cpu_times(&cpu, NULL)
         if self.is_serial:
             waited = under_way
         elif blocked:

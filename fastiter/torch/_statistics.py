@@ -133,10 +133,9 @@ class Iterations:
             for one in reversed(others):
                 if one.iterator() is not None or self._note is not None:
                     left.insert(0, one)
-            facts = {**self.facts, "cpus": ended.cpus}  # without a look into control groups
             for one in others:
                 if one not in left:
-                    ended = ended.followed_by(one.stats(facts))
+                    ended = ended.followed_by(one.stats({**self.facts, "cpus": ended.cpus}))
             self._counted = ended, tuple(left)
         return begun
 

@@ -66,7 +66,7 @@ static void test_cpu_meter(void)
     CHECK(cpu > 0 && delay >= 0);
     until = cpu + 2000000;
     while (cpu < until)
-        fi_cpu_times(&cpu, &delay);
+        fi_cpu_times(&cpu, NULL);
     int64_t due = meter.due;
     fi_cpu_meter_look(&meter, &stat, due);
     CHECK(atomic_load(&stat.cpu_ns) >= 2000000);

@@ -192,6 +192,24 @@ def test_statistics_count_all_iterations(kind, num_workers):
     assert pickle.loads(pickle.dumps(loader)).stats().batches == 0
 
 
+def reads_of_this_thread():
+    with open("/proc/thread-self/io") as file:
+        counts = dict(line.split(": ") for line in file)
+    return int(counts["syscr"])
+
+
+def test_an_epoch_without_workers_reads_no_files():
+    loader = DataLoader(Numbers(), batch_size=10)
+    for _ in range(3):
+        list(loader)
+    first = reads_of_this_thread()
+    own = reads_of_this_thread() - first
+    for _ in range(5):
+        list(loader)
+    assert reads_of_this_thread() - first == 2 * own
+    assert loader.stats().batches == 24
+
+
 def test_statistics_while_another_thread_waits():
     loader = DataLoader(Slow(), 5, num_workers=1)
     found = []
