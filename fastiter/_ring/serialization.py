@@ -48,6 +48,8 @@ _COPIED_BIT = 62  # in the bytes of a buffer that whoever loads it copies anyway
 _NAME = re.compile(rb"\x8c(.)([A-Za-z_][\w.]*)", re.DOTALL)
 _SEARCHED = 4 << 20  # bytes of a pickle
 
+_SMALL = 1 << 10  # bytes of an array that are copied in less time than a buffer takes
+
 _WRITTEN_AT_ONCE = 16 << 20  # bytes; between two of them Ctrl-C is heard
 
 
@@ -59,16 +61,17 @@ def dump(
     writable: bool = False,
     mappings: FileMappings | None = None,
     reduce: Callable[[object], Any] | None = None,
+    small: int = 0,
 ) -> None:
     """Pickles an object as `pickle.dump` does, but torch's tensors as arrays, and all arrays in
     their byte order. `pickler`: the class to use instead of `pickle.Pickler`; `writable`:
     read-only arrays load writable; `mappings`: arrays in these files are not copied, if
     `buffer_callback` finds them there, too; `reduce` is called first with each object, and
-    returns None for an ordinary one."""
+    returns None for an ordinary one; arrays of at most `small` bytes are no buffers."""
     kind: Any = pickler  # hashable, which mypy doubts
     tensors = array_subtypes.reducers(None if mappings is None else mappings.whole)
     writer: Any = _array_pickler(kind, writable)(file, 5, buffer_callback=buffer_callback)
-    writer.mappings, writer.reduce = mappings, reduce
+    writer.mappings, writer.reduce, writer.small = mappings, reduce, small
     if tensors:
         known = getattr(writer, "dispatch_table", copyreg.dispatch_table)
         writer.dispatch_table = {**known, **tensors}
@@ -100,10 +103,11 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pi
     class ArrayPickler(base):  # type: ignore[misc, valid-type]
         mappings: FileMappings | None
         reduce: Callable[[object], Any] | None
+        small: int
 
         def reducer_override(self, obj: object) -> Any:
             if isinstance(obj, np.ndarray):
-                reduced = _reduce_array(obj, writable, self.mappings)
+                reduced = _reduce_array(obj, writable, self.mappings, self.small)
             else:
                 reduced = None if self.reduce is None else self.reduce(obj)
                 if reduced is None:
@@ -116,12 +120,24 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pi
 
 
 def _reduce_array(
-    array: np.ndarray[Any, Any], writable: bool, mappings: FileMappings | None = None
+    array: np.ndarray[Any, Any],
+    writable: bool,
+    mappings: FileMappings | None = None,
+    small: int = 0,
 ) -> Any:
     """The reduction of an array that NumPy would change, or copy; None for any other."""
     dtype, flags = array.dtype, array.flags
     if dtype.hasobject or not dtype.itemsize:
         return None
+    if (
+        array.nbytes <= small
+        and type(array) is np.ndarray
+        and dtype.isnative
+        and flags.forc
+        and (writable or flags.writeable)
+        and np.ndarray not in copyreg.dispatch_table
+    ):
+        return array.__reduce__()
     if mappings is not None and type(array) is np.memmap:
         return _as_memmap, (array.view(np.ndarray), array.filename, array.offset, array.mode)
     if type(array) is np.ndarray:
@@ -239,20 +255,23 @@ def _as_memmap(
     return result  # type: ignore[no-any-return]
 
 
+_dump_small = functools.partial(dump, small=_SMALL)
+
+
 class Packed:
     """An object ready to be written into `size` bytes of memory.
 
     Buffers of at least `least` bytes are stored beside the pickle, which `make` makes, as `dump`
-    does. With `writable`, read-only arrays load writable, as arrays in columns do. `placed` returns
-    the offset at which a buffer already lies in the shared memory, so that it is not copied, or -1.
-    Buffers in `mappings` are not copied either.
+    does; by default small arrays are no buffers. With `writable`, read-only arrays load writable,
+    as arrays in columns do. `placed` returns the offset at which a buffer already lies in the
+    shared memory, so that it is not copied, or -1. Buffers in `mappings` are not copied either.
     """
 
     def __init__(
         self,
         value: object,
         least: int = 0,
-        make: Callable[..., None] = dump,
+        make: Callable[..., None] = _dump_small,
         writable: bool = True,
         placed: Callable[[memoryview], int] | None = None,
         mappings: FileMappings | None = None,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fastiter._clib import status
 from fastiter._fetch.cache_table import HEAD_BYTES, CacheTable, start_of
-from fastiter._ring.serialization import Packed, are_same, unpack
+from fastiter._ring.serialization import Packed, are_same, dump, unpack
 from fastiter._ring.stored_fields import fields_of
 from fastiter._stats.cache_stats import CacheStats
 from fastiter._util.arguments import checked_flag, checked_path
@@ -231,7 +231,7 @@ class CachedDataset(Closing, DatasetMixin):
         is_stored = False
         if row not in self._unloadable and table.stores(row):
             try:
-                packed = Packed(example)
+                packed = Packed(example, make=dump)
                 signature, fields = fields_of(example, packed)
                 start = HEAD_BYTES + len(fields)
                 entry = np.zeros(start + packed.start, np.uint8)

@@ -87,6 +87,32 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def small_arrays(i):
+    fixed = np.full(3, i)
+    fixed.flags.writeable = False
+    others = [np.full((2, 3), i, order="F"), np.full(2, i, ">i4"), np.array(i), np.zeros((0, 2))]
+    named = [np.full(2, f"é{i}"), np.array([(i, 1.5)], "i1,f8"), np.array(i, "M8[s]")]
+    return [*(np.full(3, i + k, np.float32) for k in range(50)), fixed, *others, *named, fixed]
+
+
+def as_list(examples):
+    return list(examples)
+
+
+def test_small_arrays_take_little_more_than_their_bytes():
+    dataset = Dataset(small_arrays)
+    loader = DataLoader(dataset, batch_size=5, num_workers=1, collate_fn=as_list)
+    batches = list(loader)
+    examples = [example for batch in batches for example in batch]
+    assert equal(examples, [dataset[i] for i in range(N)])
+    for example in examples:
+        assert example[50] is example[-1]
+        assert example[51].flags.f_contiguous
+        assert all(array.flags.writeable for array in example)
+    n_arrays = sum(map(len, examples))
+    assert loader.stats().bytes_written < 75 * n_arrays
+
+
 def channels_last(examples):
     batch = torch.stack(examples).contiguous(memory_format=torch.channels_last)
     return batch, batch.to(torch.bfloat16), batch[:, :2, ::2], batch.numpy()
