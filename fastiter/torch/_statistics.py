@@ -42,6 +42,9 @@ else:
             return self if instance is None else self.func(instance)
 
 
+_UNCOUNTED = 0.0  # CPUs, whose number is of the system, where only the loader's counters matter
+
+
 class Iteration:
     """Counters of one iteration. They do not keep the iterator."""
 
@@ -107,7 +110,7 @@ class Iterations:
         none = LoaderStats("processes" if n else "none", n, ahead)
         # Swapped in one step: any thread reads both.
         self._counted: tuple[IteratorStats, tuple[Iteration, ...]] = (
-            IteratorStats.of(Timer(), none, **self.facts),
+            IteratorStats.of(Timer(), none, _UNCOUNTED, **self.facts),
             (),
         )
         self._first: Timer | None = None
@@ -129,14 +132,11 @@ class Iterations:
             timer.trace = self._note
             self._first = self._first or timer
             ended, others = self._counted
-            left = [begun]
-            for one in reversed(others):
-                if one.iterator() is not None or self._note is not None:
-                    left.insert(0, one)
+            left = [one for one in others if one.iterator() is not None or self._note is not None]
             for one in others:
                 if one not in left:
-                    ended = ended.followed_by(one.stats({**self.facts, "cpus": ended.cpus}))
-            self._counted = ended, tuple(left)
+                    ended = ended.followed_by(one.stats({**self.facts, "cpus": _UNCOUNTED}))
+            self._counted = ended, (*left, begun)
         return begun
 
     def going(self) -> Any:
@@ -155,11 +155,13 @@ class Iterations:
         """Statistics of all. Takes no lock."""
         found, others = self._counted
         for one in others:
-            found = found.followed_by(one.stats(self.facts))
+            found = found.followed_by(one.stats({**self.facts, "cpus": _UNCOUNTED}))
         n_decoded = 0 if self._row_groups is None else self._row_groups.n_decoded - self._n_decoded
         # The time of the process, which runs once for all.
         seconds = 0.0 if self._first is None else self._first.read()[-1]
-        return dataclasses.replace(found, cpu_seconds=seconds, row_groups_decoded=n_decoded)
+        return dataclasses.replace(
+            found, cpus=usable_cpus(), cpu_seconds=seconds, row_groups_decoded=n_decoded
+        )
 
     def start_trace(self, note: Callable[[Call], None]) -> None:
         """Record iterations from now on, also those that begin later."""

@@ -206,6 +206,7 @@ def test_an_epoch_without_workers_reads_no_files():
     own = reads_of_this_thread() - first
     for _ in range(5):
         list(loader)
+        list(DataLoader(Numbers(), batch_size=10))
     assert reads_of_this_thread() - first == 2 * own
     assert loader.stats().batches == 24
 
