@@ -159,6 +159,12 @@ class Pool:
             if thread_limits.own_pools.lift(ends_threads=False):
                 self._spin_end = status.now() + thread_limits.SPIN_SECONDS
 
+    def _end_spinning(self) -> None:
+        if self._spin_end:
+            if status.now() < self._spin_end:
+                thread_limits.end_spinning_threads()
+            self._spin_end = 0.0
+
     def wait_until(self, done: Callable[[], bool]) -> None:
         """Blocks until ``done()``, which is asked after each event in the ring."""
         self._sleep(done, any_event=True)
@@ -393,10 +399,7 @@ class Pool:
 
     def check(self) -> None:
         """Called at each `next()`, also while it does not wait, where `needs_check`."""
-        if self._spin_end:
-            if status.now() < self._spin_end:
-                thread_limits.end_spinning_threads()
-            self._spin_end = 0.0
+        self._end_spinning()
         if self.ring.ready():
             self._lift_limits()
         if self.is_starting:
@@ -570,6 +573,7 @@ class Pool:
         # Only once: a second call while the interpreter ends would find modules emptied.
         if self._released or not self.is_own:
             return
+        self._end_spinning()
         self._group.close()
         self.ring.close()
         self._at_exit.cancel()

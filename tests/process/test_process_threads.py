@@ -260,6 +260,29 @@ def test_a_forked_worker_has_no_threads_of_blas(tmp_path, method, left):
     assert (status, err, out.split("\n")) == (0, "", ["{(2, 2)}", "0", "0", ""])
 
 
+LEFT_AT_THE_FIRST_BATCH = """
+    import os
+    import numpy as np
+    from torch.utils.data import TensorDataset
+    import torch
+    from fastiter.torch import DataLoader
+
+    if __name__ == "__main__":
+        torch.set_num_threads(1)
+        (np.ones((300, 300)) @ np.ones((300, 300))).sum()
+        loader = DataLoader(TensorDataset(torch.arange(9)), num_workers=1)
+        next(iter(loader))
+        print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@forks_by_default
+def test_threads_of_blas_do_not_spin_when_a_loop_is_left_at_the_first_batch(tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed")
+    status, out, err = run_script(tmp_path, textwrap.dedent(LEFT_AT_THE_FIRST_BATCH))
+    assert (status, err, out) == (0, "", "1\n")
+
+
 @pytest.mark.parametrize(
     ("start", "context", "method"),
     [(GUARDED, None, DEFAULT), (GUARDED, "safe", "forkserver"), (UNGUARDED, "safe", "fork")],
