@@ -46,6 +46,9 @@ class Pickled(Pair):
         return Pair, (self.y, self.x)
 
 
+WIDE = 256  # elements of a block that stays in the slot; fewer may be copied out of it
+
+
 class Blocks:
     """Arrays whose every element tells index and position."""
 

@@ -15,7 +15,7 @@ import time
 
 import fast
 import pytest
-from examples_of import Blocks
+from examples_of import WIDE, Blocks
 from inside import pids_of, ring_of, slots_of
 from outside import in_child, is_alive, later, run_script, wait_until
 
@@ -34,9 +34,14 @@ from outside import is_alive, wait_until
 
 
 @pytest.fixture
-def iterator():
+def elements():
+    return 64
+
+
+@pytest.fixture
+def iterator(elements):
     with MultiprocessIterator(
-        Blocks(60), 3, n_processes=2, shuffle=False, context="fork"
+        Blocks(60, elements), 3, n_processes=2, shuffle=False, context="fork"
     ) as iterator:
         next(iterator)
         yield iterator
@@ -216,6 +221,7 @@ def test_an_interrupt_within_a_fork_costs_no_slot(iterator, number):
     assert slots_of(iterator)["retired"] == 0
 
 
+@pytest.mark.parametrize("elements", [WIDE])
 def test_neither_a_fork_nor_another_iterators_start_changes_a_ring(iterator):
     """Another thread may be changing it: returned slots are collected by `next()` alone."""
     batches = [next(iterator), next(iterator)]

@@ -19,7 +19,7 @@ from multiprocessing import get_context
 import numpy as np
 import psutil
 import pytest
-from examples_of import Blocks, Gated, Numbered
+from examples_of import WIDE, Blocks, Gated, Numbered
 from inside import pids_of, planner_of, ring_of, slots_of
 from outside import HANG, descriptors, is_alive, later, mapped_arenas, resident, sleeps, wait_until
 
@@ -39,7 +39,7 @@ def is_intact(batch, dataset, first):
 
 
 def test_l1_a_slot_has_one_owner(make):
-    iterator = make(Blocks(64), 4, n_prefetch=3)
+    iterator = make(Blocks(64, WIDE), 4, n_prefetch=3)
     held = [next(iterator) for _ in range(2)]
     counts = slots_of(iterator)
     assert counts["leased"] == 2
@@ -53,12 +53,12 @@ def test_l1_a_slot_has_one_owner(make):
 
 
 def test_l2_any_view_of_any_depth_keeps_the_slot(make):
-    dataset = Blocks(40)
+    dataset = Blocks(40, WIDE)
     iterator = make(dataset, 4)
     batch = next(iterator)
     views = {
         "slice": batch[0][3:9],
-        "reshape": batch[1].reshape(8, 8)[2],
+        "reshape": batch[1].reshape(16, 16)[2],
         "memoryview": memoryview(batch[2])[5:7],
         "other dtype": batch[3].view("i8")[1:2],
     }
@@ -75,7 +75,7 @@ def test_l2_any_view_of_any_depth_keeps_the_slot(make):
 
 
 def test_l2_released_in_a_collection_inside_next(make):
-    dataset = Blocks(30)
+    dataset = Blocks(30, WIDE)
     iterator = make(dataset, 3)
     threshold = gc.get_threshold()
     gc.collect()
@@ -129,7 +129,7 @@ def test_l2_released_by_a_collection_of_garbage(make):
 
 @pytest.mark.parametrize("converter", [None, concat_examples])
 def test_l3_held_for_a_thousand_batches(make, converter):
-    dataset = Blocks(100)
+    dataset = Blocks(100, WIDE)
     iterator = make(dataset, 5, converter=converter)
     next(iterator)
     held = {number: next(iterator) for number in range(1, 3)}
@@ -142,7 +142,7 @@ def test_l3_held_for_a_thousand_batches(make, converter):
 
 
 def test_l3_a_leased_slot_outlives_reset_snapshot_and_finalize(make, save, load):
-    dataset = Blocks(40)
+    dataset = Blocks(40, WIDE)
     iterator = make(dataset, 4)
     held = [next(iterator), next(iterator)]
     snapshot = save(iterator)
@@ -192,7 +192,7 @@ def test_l4_many_resets_while_workers_are_busy(make, tmp_path):
 
 @pytest.mark.parametrize("converter", [None, concat_examples])
 def test_l5_holding_everything_never_stops_progress(make, converter):
-    dataset = Numbered(60)
+    dataset = Numbered(60, WIDE)
     iterator = make(dataset, 3, n_prefetch=2, converter=converter)
     kept = [next(iterator) for _ in range(200)]
     assert iterator.stats().copied_out > 100
@@ -201,7 +201,7 @@ def test_l5_holding_everything_never_stops_progress(make, converter):
             arrays, indices = zip(*batch, strict=True)
         else:
             arrays, indices = batch
-        assert is_intact(arrays, Blocks(60), 3 * number)
+        assert is_intact(arrays, Blocks(60, WIDE), 3 * number)
         assert list(indices) == [(3 * number + row) % 60 for row in range(3)]
 
 
@@ -236,7 +236,7 @@ def test_l6_finalize_unmaps_with_the_last_view(make):
     gc.collect()
     before = mapped_arenas()
     descriptors_before = descriptors()
-    dataset = Numbered(40)
+    dataset = Numbered(40, WIDE)
     iterator = make(dataset, 4)
     batch = next(iterator)
     view = batch[1][0][10:20]
@@ -247,11 +247,11 @@ def test_l6_finalize_unmaps_with_the_last_view(make):
     iterator.finalize()
     assert not any(map(is_alive, pids))
     assert descriptors() == descriptors_before
-    assert is_intact([example[0] for example in batch], Blocks(40), 0)
-    assert is_intact(columns[0], Blocks(40), 4)
+    assert is_intact([example[0] for example in batch], Blocks(40, WIDE), 0)
+    assert is_intact(columns[0], Blocks(40, WIDE), 4)
     del batch, rest, iterator, make
     gc.collect()
-    np.testing.assert_array_equal(view, Blocks(40)[1][10:20])
+    np.testing.assert_array_equal(view, Blocks(40, WIDE)[1][10:20])
     del columns
     view[:] = 3
     assert view.sum() == 30
@@ -260,7 +260,7 @@ def test_l6_finalize_unmaps_with_the_last_view(make):
 def test_l6_the_mapping_dies_with_the_last_view():
     gc.collect()
     before = mapped_arenas()
-    iterator = MultiprocessIterator(Blocks(40), 4, n_processes=2, context="fork")
+    iterator = MultiprocessIterator(Blocks(40, WIDE), 4, n_processes=2, context="fork")
     view = next(iterator)[2][1:2]
     iterator.finalize()
     del iterator
@@ -273,7 +273,7 @@ def test_l6_the_mapping_dies_with_the_last_view():
 
 def test_l6_a_dropped_iterator_ends_its_workers(make):
     descriptors_before = descriptors()
-    iterator = MultiprocessIterator(Blocks(40), 4, n_processes=2, context="fork")
+    iterator = MultiprocessIterator(Blocks(40, WIDE), 4, n_processes=2, context="fork")
     batch = next(iterator)
     pids = pids_of(iterator)
     reference = weakref.ref(iterator)
@@ -298,7 +298,7 @@ def _check_held(connection, batch, columns, first, dataset):
 
 @pytest.mark.no_stuck_rows("no worker is to end")
 def test_l7_a_child_forgets_instead_of_freeing(make):
-    dataset = Blocks(60)
+    dataset = Blocks(60, WIDE)
     iterator = make(dataset, 3)
     batch = next(iterator)
     following = next(iterator)
@@ -325,7 +325,7 @@ def test_l7_a_child_forgets_instead_of_freeing(make):
 
 @pytest.mark.parametrize("way", ["os.fork", "multiprocessing", "grandchild"])
 def test_l9_a_forked_child_keeps_the_content_it_holds(make, way):
-    dataset = Blocks(60)
+    dataset = Blocks(60, WIDE)
     iterator = make(dataset, 3)
     next(iterator)
     batch, columns = next(iterator), concat_examples(next(iterator))
@@ -365,7 +365,7 @@ def test_l9_a_forked_child_keeps_the_content_it_holds(make, way):
 
 
 def test_l9_a_hundred_forks_never_stop_progress(make):
-    dataset = Blocks(60)
+    dataset = Blocks(60, WIDE)
     iterator = make(dataset, 3)
     for number in range(100):
         batch = next(iterator)
@@ -383,7 +383,7 @@ def test_l9_a_hundred_forks_never_stop_progress(make):
 
 def test_l9_other_iterators_workers_retire_nothing(make):
     """Starts of workers, of whichever iterator, are no forks of the program."""
-    dataset = Blocks(60)
+    dataset = Blocks(60, WIDE)
     training = make(dataset, 3)
     batch = next(training)
     for _ in range(3):
@@ -396,11 +396,11 @@ def test_l9_other_iterators_workers_retire_nothing(make):
 def test_l6_leases_at_exit_are_silent(output_of):
     out = output_of("""
         import builtins
-        from examples_of import Blocks
+        from examples_of import WIDE, Blocks
         from fastiter import MultiprocessIterator, concat_examples
 
         if __name__ == "__main__":
-            iterator = MultiprocessIterator(Blocks(40), 4, n_processes=2, context="fork")
+            iterator = MultiprocessIterator(Blocks(40, WIDE), 4, n_processes=2, context="fork")
             builtins.kept = [next(iterator), concat_examples(next(iterator))]
             cycle = [next(iterator)]
             cycle.append(cycle)
@@ -424,7 +424,7 @@ def test_memory_of_a_long_run_stays(make):
 
 def test_l3_a_dataset_of_anothers_batches(make):
     """Forked workers read examples that still lie in the slots of another iterator."""
-    dataset = Blocks(6)
+    dataset = Blocks(6, WIDE)
     source = make(dataset, 2)
     kept = [example for _ in range(3) for example in next(source)]
     assert slots_of(source)["leased"] > 0
@@ -470,7 +470,7 @@ def test_l6_other_threads_go_on_while_memory_is_unmapped():
 def test_l6_a_finalized_iterator_keeps_no_memory(taken, method):
     gc.collect()
     before = mapped_arenas()
-    iterator = MultiprocessIterator(Blocks(40), 4, n_processes=2, context=method)
+    iterator = MultiprocessIterator(Blocks(40, WIDE), 4, n_processes=2, context=method)
     with iterator.trace() as trace:
         for _ in range(taken + 1):
             next(iterator)
@@ -478,7 +478,7 @@ def test_l6_a_finalized_iterator_keeps_no_memory(taken, method):
     assert mapped_arenas() == before
     stats = iterator.stats()
     assert (stats.batches, stats.n_workers, len(stats.workers)) == (taken + 1, 2, 2)
-    assert stats.bytes_written >= (taken + 1) * 4 * Blocks(40)[0].nbytes
+    assert stats.bytes_written >= (taken + 1) * 4 * Blocks(40, WIDE)[0].nbytes
     assert str(stats) and iterator.n_processes == 2
     assert {event["name"] for event in trace.events()} >= {"next()", "write"}
     iterator.finalize()
