@@ -80,6 +80,7 @@ SHRINKS = sys.platform == "linux" and not (DEBUG or SANITIZE or COVERAGE)
 define_macros = [
     ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
     ("NPY_TARGET_VERSION", "NPY_1_23_API_VERSION"),
+    ("CYTHON_COMPRESS_STRINGS", "0"),  # the archive of a wheel does it better, and at no import
 ]
 compile_args = ["-std=c11", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # What Cython generates trips these; csrc alone is compiled without the exceptions by tests/c.
@@ -123,10 +124,15 @@ directives = {
     "linetrace": COVERAGE,
 }
 
+# Functions that Cython would generate into each module are in one: a tenth less of a wheel.
+shared = "fastiter._clib.cython_shared"
+
 # distutils and Cython rebuild by the times of files only. So the settings are a file that each
 # extension depends on, and generated C lies in a directory named after them.
 tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}{sys.abiflags}"
-settings = repr((numpy.__version__, cython_version, directives, define_macros, compile_args))
+settings = repr(
+    (numpy.__version__, cython_version, directives, shared, define_macros, compile_args)
+)
 settings_file = Path("build", f"settings-{tag}")
 if not settings_file.exists() or settings_file.read_text() != settings:
     settings_file.parent.mkdir(exist_ok=True)
@@ -144,12 +150,13 @@ csrc = {
     "macros": define_macros,
     "cflags": compile_args,
 }
-# What Cython generates is calls, of which -O3 makes a tenth more code that is no faster; the loops
-# over data are the C floor's.
+# What Cython generates is calls. Modules that each example or batch comes through are compiled by
+# -O2, of which -O3 makes a tenth more code that is no faster, and the others for size: the loops
+# over data are the C floor's, which has -O3.
 module_args = ["-O2" if argument == "-O3" else argument for argument in compile_args]
-# Modules that call the system, or wait for a network, are compiled for size: of a wheel, 33 KB.
 small_args = ["-Os" if argument == "-O3" else argument for argument in compile_args]
-small = {"_clib", "ray", "cache_table"}  # packages and modules
+hot = {"batch_buffer", "buffers", "column_rows", "concat", "gather", "lease", "loop", "plan"}
+hot |= {"reader", "row_reader", "row_writer", "scheduler", "slot_rows", "timer"}
 system_libraries = ["pthread", "rt"] if sys.platform == "linux" else []
 processors = os.cpu_count() or 1
 
@@ -159,7 +166,7 @@ extensions = [
         [str(path)],
         include_dirs=["csrc", numpy.get_include()],
         define_macros=define_macros,
-        extra_compile_args=small_args if small & {path.parts[1], path.stem} else module_args,
+        extra_compile_args=module_args if path.stem in hot else small_args,
         extra_link_args=link_args,
         libraries=["fastiter_csrc", *system_libraries],
         depends=["setup.py", str(settings_file), *csrc["sources"], *headers],
@@ -218,10 +225,21 @@ def translated() -> list[Extension]:
     emulation. The metadata and an sdist name the sources only."""
     if {"egg_info", "dist_info", "sdist"}.intersection(sys.argv):
         return extensions
+    utility = Extension(
+        shared,
+        [f"{shared.replace('.', '/')}.c"],  # written by Cython, into the folder of the others
+        define_macros=define_macros,
+        extra_compile_args=small_args,
+        extra_link_args=link_args,
+        depends=["setup.py", str(settings_file)],
+    )
     return cythonize(
-        extensions,
+        [*extensions, utility],
         build_dir=str(generated),
         compiler_directives=directives,
+        module_name=shared,  # of the shared one: the others have the names of their extensions
+        shared_utility_qualified_name=shared,
+        shared_utility_features_disabled=["MemoryView"],  # no module has one
         nthreads=processors if sys.platform == "linux" else 0,
     )
 

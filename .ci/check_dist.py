@@ -8,8 +8,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-# The largest are those of CPython 3.12 and 3.13: 2.32 and 2.30 million bytes, where 3.11 has 2.28.
-WHEEL_BYTES = 2_400_000
+# They have 1.9 to 2.0 million; compilers differ by 2 %.
+WHEEL_BYTES = 2_100_000
 
 
 def sdist_faults(path: Path) -> list[str]:
