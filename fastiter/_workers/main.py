@@ -253,6 +253,12 @@ def _value_of(image: Shared[Job], advice: str) -> Job:
             "below its guard, and has nothing of a __main__.py, a notebook or an interactive "
             f"session. Move the definition into a module, or {advice}"
         ) from error
+    except RecursionError as error:
+        raise RecursionError(
+            f"{error} while the dataset was loaded. Its pickle is loaded without __init__: a "
+            "__getattr__ that reads an attribute of the object itself has to raise AttributeError "
+            f"where that is not set yet, or {advice}"
+        ) from error
 
 
 def _take_signals(arguments: WorkerArguments) -> None:

@@ -49,7 +49,7 @@ CEILINGS = {
     "_stats": 1_470,
     "_threads": 1_440,
     "_util": 1_135,
-    "_workers": 4_713,
+    "_workers": 4_720,
     "csrc": 10_130,
     "dataset": 1_570,
     "datasets": 4_065,

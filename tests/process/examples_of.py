@@ -267,6 +267,17 @@ class Locked(Blocks):
         return super().__getitem__(index)
 
 
+class Forwarding(Blocks):
+    """Its other attributes are those of ``inner``, which loading a pickle sets last."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.inner = []
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
 class Opened(Blocks):
     """Holds what does not pickle, two attributes deep."""
 

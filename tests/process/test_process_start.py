@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from examples_of import Big, Blocks, Locked, Numbered, Opened
+from examples_of import Big, Blocks, Forwarding, Locked, Numbered, Opened
 from inside import pids_of, ready_pids_of
 from outside import HANG, environment, run_script
 
@@ -52,6 +52,12 @@ def test_what_does_not_pickle_is_named(make, method):
         assert "TextIOWrapper" in text or "file" in text.lower() or "IO" in text
         assert "context='fork'" in text
         assert "MultithreadIterator" in text
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_does_not_load_is_told(make, method):
+    with pytest.raises(RecursionError, match=r"raise AttributeError .*context='fork'"):
+        next(make(Forwarding(20), 4, context=method))
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
