@@ -114,8 +114,9 @@ def _parent(as_list: bool = False, concat: bool = False) -> Iterator[Callable[[A
     from fastiter import concat_examples
 
     with _iterating(Tuples, 2, DEPTH, as_list) as batches:
-        ring = batches._pool.ring
-        workers = [worker.pid for worker in batches._pool._group.workers.values()]
+        pool = batches._executor.pool
+        ring = pool.ring
+        workers = [worker.pid for worker in pool._group.workers.values()]
 
         def run(_: Any) -> Measured:
             spent: list[float] = []

@@ -242,7 +242,7 @@ def has_memfd():
 def jobs_to_try():
     """A few with every change, the rest nightly: each takes seconds."""
     for name in jobs:
-        nightly = name not in ("concat", "pad", "reader")
+        nightly = name not in ("concat", "pad", "reader", "ring")
         yield pytest.param(name, marks=[pytest.mark.stress] if nightly else [])
 
 
