@@ -155,8 +155,8 @@ csrc = {
 # over data are the C floor's, which has -O3.
 module_args = ["-O2" if argument == "-O3" else argument for argument in compile_args]
 small_args = ["-Os" if argument == "-O3" else argument for argument in compile_args]
-hot = {"batch_buffer", "buffers", "column_rows", "concat", "gather", "lease", "loop", "plan"}
-hot |= {"reader", "row_reader", "row_writer", "scheduler", "slot_rows", "timer"}
+hot = {"batch_buffer", "buffers", "column_rows", "concat", "gather", "lease", "loop", "permutation"}
+hot |= {"plan", "reader", "row_reader", "row_writer", "scheduler", "slot_rows", "timer"}
 system_libraries = ["pthread", "rt"] if sys.platform == "linux" else []
 processors = os.cpu_count() or 1
 
