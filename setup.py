@@ -155,8 +155,8 @@ csrc = {
 # over data are the C floor's, which has -O3.
 module_args = ["-O2" if argument == "-O3" else argument for argument in compile_args]
 small_args = ["-Os" if argument == "-O3" else argument for argument in compile_args]
-hot = {"batch_buffer", "buffers", "column_rows", "concat", "gather", "lease", "loop", "permutation"}
-hot |= {"plan", "reader", "row_reader", "row_writer", "scheduler", "slot_rows", "timer"}
+hot = {"_order", "batch_buffer", "buffers", "column_rows", "concat", "gather", "lease", "loop"}
+hot |= {"reader", "row_reader", "row_writer", "scheduler", "slot_rows", "timer"}
 system_libraries = ["pthread", "rt"] if sys.platform == "linux" else []
 processors = os.cpu_count() or 1
 
@@ -166,7 +166,7 @@ extensions = [
         [str(path)],
         include_dirs=["csrc", numpy.get_include()],
         define_macros=define_macros,
-        extra_compile_args=module_args if path.stem in hot else small_args,
+        extra_compile_args=module_args if hot & {path.parts[1], path.stem} else small_args,
         extra_link_args=link_args,
         libraries=["fastiter_csrc", *system_libraries],
         depends=["setup.py", str(settings_file), *csrc["sources"], *headers],
@@ -229,7 +229,7 @@ def translated() -> list[Extension]:
         shared,
         [f"{shared.replace('.', '/')}.c"],  # written by Cython, into the folder of the others
         define_macros=define_macros,
-        extra_compile_args=small_args,
+        extra_compile_args=module_args,
         extra_link_args=link_args,
         depends=["setup.py", str(settings_file)],
     )
