@@ -8,7 +8,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-# Ordinary ones have 1.93 to 2.02 million, by CPython and compiler; free-threaded ones 2.04.
+# Of CPython 3.11, 3.13 and 3.12 they have 1.99, 2.01 and 2.02 million with gcc 12; others somewhat more.
 WHEEL_BYTES = 2_100_000
 
 
