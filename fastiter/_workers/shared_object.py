@@ -410,7 +410,7 @@ def _advice(part: object) -> str:
 
 def _unpicklable_part(job: WithImage) -> tuple[str, object]:
     """The smallest attribute that does not pickle, and its name."""
-    name, value = "", None
+    name, value, path = "", None, list[str]()
     for name, value in job.names.items():
         if _pickles(value):
             continue
@@ -419,9 +419,10 @@ def _unpicklable_part(job: WithImage) -> tuple[str, object]:
             bad = next(((k, v) for k, v in parts if not _pickles(v)), None)
             if bad is None:
                 break
-            name, value = f"{name}'s attribute {bad[0]!r}", bad[1]
+            path.append(bad[0])
+            value = bad[1]
         break
-    return name, value
+    return f"attribute {'.'.join(path)!r} of {name}" if path else name, value
 
 
 def _pickles(value: object) -> bool:
