@@ -8,7 +8,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-# Of CPython 3.11, 3.13 and 3.12 they have 1.99, 2.01 and 2.02 million with gcc 12; others somewhat more.
+# By gcc 12 those of CPython 3.11, 3.13 and 3.12 have 1.99, 2.01 and 2.02 million; others may have
+# somewhat more.
 WHEEL_BYTES = 2_100_000
 
 

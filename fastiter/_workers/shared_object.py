@@ -410,18 +410,16 @@ def _advice(part: object) -> str:
 
 def _unpicklable_part(job: WithImage) -> tuple[str, object]:
     """The smallest attribute that does not pickle, and its name."""
-    name, value, path = "", None, list[str]()
-    for name, value in job.names.items():
-        if _pickles(value):
-            continue
-        for _ in range(4):
-            parts = vars(value).items() if hasattr(value, "__dict__") else ()
-            bad = next(((k, v) for k, v in parts if not _pickles(v)), None)
-            if bad is None:
-                break
-            path.append(bad[0])
-            value = bad[1]
-        break
+    own = [*job.names.items()]
+    name, value = next((item for item in own if not _pickles(item[1])), own[-1])
+    path: list[str] = []
+    for _ in range(4):
+        parts = vars(value).items() if hasattr(value, "__dict__") else ()
+        bad = next(((k, v) for k, v in parts if not _pickles(v)), None)
+        if bad is None:
+            break
+        path.append(bad[0])
+        value = bad[1]
     return f"attribute {'.'.join(path)!r} of {name}" if path else name, value
 
 
