@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
+import gc
 import importlib
 import multiprocessing.forkserver
 import os
@@ -108,6 +109,7 @@ def _begin() -> None:
         # again without these imports.
         _give_key_again()
         os.execv(sys.executable, sys.orig_argv)
+    gc.freeze()  # or a collection in a worker copies the pages of all modules' objects
 
 
 _begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -400,3 +401,20 @@ class MyArray(np.ndarray):
 
 def an_ordered_dict(index: int) -> OrderedDict[str, Any]:
     return OrderedDict([("b", np.arange(3) + index), ("a", index)])
+
+
+class Collected:
+    """An example is the private memory that a garbage collection takes, in bytes."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        before = private_memory()
+        gc.collect()
+        return private_memory() - before
+
+
+def private_memory() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private"))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from examples_of import Blocks
+from examples_of import Blocks, Collected
 from inside import pids_of
 from outside import (
     OUR_FILES,
@@ -82,6 +82,12 @@ def test_a_loader_takes_a_small_multiple_of_its_batches(make, method):
     slots = iterator.stats().slots
     for taken in [mapped_bytes() - before, *map(mapped_bytes, pids_of(iterator))]:
         assert taken <= slots * 4 * (2 * size) + 32 * MIB
+
+
+def test_collections_in_workers_of_a_fork_server_do_not_copy_modules(make):
+    iterator = make(Collected(), 1, n_processes=1, context="forkserver")
+    (taken,) = next(iterator)
+    assert taken < 3 * MIB
 
 
 def test_a_batch_size_that_no_batch_has_takes_no_memory(make):
