@@ -1,14 +1,16 @@
 """A pytest plugin of `.ci/clients`: torch's `DataLoader` is ours before anything else imports it.
 
-Loaded by ``-p replaced_loader``. LOADER says which class, ``torch`` or ``fastiter``; ALSO names
-another one that fastiter's takes the place of, as MODULE:CLASS. OUTCOMES is a file for what was
-seen: the outcome of each test, and the number of loaders made in this process, as JSON.
+Loaded by ``-p replaced_loader``, and by the processes that a test starts by spawn. LOADER says
+which class, ``torch`` or ``fastiter``; ALSO names another one that fastiter's takes the place of,
+as MODULE:CLASS. OUTCOMES is a file for what was seen: the outcome of each test, and the number of
+loaders made in this process, as JSON.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing.spawn
 import os
 from typing import Any
 
@@ -24,6 +26,17 @@ if os.environ["LOADER"] == "fastiter":
         setattr(importlib.import_module(module), name, fastiter.torch.DataLoader)
     torch.utils.data.DataLoader = fastiter.torch.DataLoader
     torch.utils.data.dataloader.DataLoader = fastiter.torch.DataLoader
+
+_get_command_line = multiprocessing.spawn.get_command_line
+
+
+def _command_line(**arguments: Any) -> list[str]:
+    """Tell a process that starts by spawn to import this module first."""
+    *options, program, mark = _get_command_line(**arguments)
+    return [*options, f"import replaced_loader; {program}", mark]
+
+
+multiprocessing.spawn.get_command_line = _command_line
 
 _made = 0
 _outcomes: dict[str, dict[str, str]] = {}
