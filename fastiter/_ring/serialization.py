@@ -48,6 +48,8 @@ _COPIED_BIT = 62  # in the bytes of a buffer that whoever loads it copies anyway
 _NAME = re.compile(rb"\x8c(.)([A-Za-z_][\w.]*)", re.DOTALL)
 _SEARCHED = 4 << 20  # bytes of a pickle
 
+_PLAIN = frozenset({str, bytes, int, float, bool})  # types whose pickles have no arrays
+
 _SMALL = 1 << 10  # bytes of an array that are copied in less time than a buffer takes
 
 _WRITTEN_AT_ONCE = 16 << 20  # bytes; between two of them Ctrl-C is heard
@@ -68,6 +70,9 @@ def dump(
     read-only arrays load writable; `mappings`: arrays in these files are not copied, if
     `buffer_callback` finds them there, too; `reduce` is called first with each object, and
     returns None for an ordinary one; arrays of at most `small` bytes are no buffers."""
+    if type(value) in _PLAIN and pickler is pickle.Pickler:
+        file.write(pickle.dumps(value, 5))
+        return
     kind: Any = pickler  # hashable, which mypy doubts
     tensors = array_subtypes.reducers(None if mappings is None else mappings.whole)
     writer: Any = _array_pickler(kind, writable)(file, 5, buffer_callback=buffer_callback)

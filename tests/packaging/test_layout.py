@@ -45,7 +45,7 @@ CEILINGS = {
     "_fetch": 4_850,
     "_order": 2_130,
     "_plan": 1_875,
-    "_ring": 4_301,
+    "_ring": 4_307,
     "_stats": 1_470,
     "_threads": 1_440,
     "_util": 1_135,
