@@ -156,7 +156,7 @@ csrc = {
 module_args = ["-O2" if argument == "-O3" else argument for argument in compile_args]
 small_args = ["-Os" if argument == "-O3" else argument for argument in compile_args]
 hot = {"_order", "batch_buffer", "buffers", "column_rows", "concat", "gather", "lease", "loop"}
-hot |= {"reader", "row_reader", "row_writer", "scheduler", "slot_rows", "timer"}
+hot |= {"reader", "row_reader", "row_writer", "scheduler", "slot_rows", "stream", "timer"}
 system_libraries = ["pthread", "rt"] if sys.platform == "linux" else []
 processors = os.cpu_count() or 1
 
