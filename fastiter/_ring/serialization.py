@@ -322,11 +322,11 @@ class Packed:
         """The place of an array's bytes in what is written; -1 if they are not there in C order."""
         if not array.flags.c_contiguous:  # its memory may be there, in the order of its strides
             return -1
-        address = array.__array_interface__["data"][0]
-        for offset, buffer in self.buffers:
-            if buffer.nbytes == array.nbytes and address_of(buffer) == address:
-                return offset
-        return -1
+        return self._offsets.get((array.__array_interface__["data"][0], array.nbytes), -1)
+
+    @functools.cached_property  # not a search of all buffers for each array
+    def _offsets(self) -> dict[tuple[int, int], int]:
+        return {(address_of(buffer), buffer.nbytes): offset for offset, buffer in self.buffers}
 
     def modules(self) -> list[str]:
         """Modules of this process that the pickle names: those needed to load it, and others whose

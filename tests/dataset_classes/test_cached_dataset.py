@@ -240,6 +240,24 @@ def test_one_call_for_the_rows_that_miss(place):
     assert fastiter.cache([1])[0] == 1
 
 
+def test_the_work_for_an_array_does_not_grow_with_their_number():
+    calls = dict.fromkeys((10, 40), 0)
+
+    def count(frame, event, argument):
+        calls[n_arrays] += event == "call"
+
+    for n_arrays in calls:
+        rows = [{f"x{n}": np.full(3, n) for n in range(n_arrays)}]
+        cached = fastiter.cache(rows)
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            cached[0]
+        finally:
+            sys.setprofile(before)
+    assert calls[40] < 5 * calls[10]
+
+
 def test_a_wrong_number_of_examples_has_failed(place):
     class Few(Many):
         def __getitems__(self, indices):
