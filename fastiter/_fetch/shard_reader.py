@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fastiter._fetch.seeded import Seeding
     from fastiter._order.example_context import Seed
 
+_MOST_ENDS = 1000  # turns whose end is kept: far more than have parts ahead
+
 
 class ShardPart(NamedTuple):
     """Consecutive examples of a shard."""
@@ -119,7 +121,7 @@ class _OpenShard:
 class ShardReader:
     """Reads parts of shards. A shard stays open for its next part.
 
-    A request does not depend on earlier ones: a reader that was replaced, or gets a request for the
+    An answer does not depend on earlier ones: a reader that was replaced, or gets a request for the
     same part again, opens the shard anew.
 
     Parameters
@@ -144,9 +146,12 @@ class ShardReader:
         self._most = most
         self._seeds = seeds
         self._sources: dict[int, _OpenShard] = {}
+        self._ends: dict[int, int] = {}  # of turns: parts behind an end are asked for ahead of it
 
     def read(self, part: ShardPart) -> Examples:
         """Read a part. The result holds an exception of the shard; `STOPS` pass."""
+        if part.start >= self._ends.get(part.number, part.start + 1) and not part.fails:
+            return Examples([], 0, True, None, None)
         source = self._sources.pop(part.number, None)  # which an interrupt leaves unusable
         rows: list[Any] = []
         count = 0
@@ -176,6 +181,9 @@ class ShardReader:
             return Examples(rows, count, True, None, error)
         if is_end:
             source.close()
+            self._ends[part.number] = source.position
+            if len(self._ends) > _MOST_ENDS:
+                self._ends.clear()
         else:
             self._sources[part.number] = source
             while len(self._sources) > self._most:

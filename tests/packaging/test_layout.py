@@ -42,7 +42,7 @@ CEILINGS = {
     "_collate": 1_555,
     "_device": 910,
     "_engine": 1_315,
-    "_fetch": 4_850,
+    "_fetch": 4_855,
     "_order": 2_130,
     "_plan": 1_875,
     "_ring": 4_307,
