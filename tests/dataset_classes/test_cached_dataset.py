@@ -71,6 +71,12 @@ def place(request, tmp_path):
     return {"memory": 1 << 24} if request.param == "memory" else {"path": tmp_path / "cache"}
 
 
+@pytest.fixture
+def torch():
+    """Imported before a test is watched, as its import may start a process."""
+    return pytest.importorskip("torch")
+
+
 def rows_of(n=20, step=100):
     return [(np.arange(i * step, dtype=np.float32) + i, i) for i in range(n)]
 
@@ -130,8 +136,7 @@ def test_an_example_comes_back_as_it_was(place, copies):
 
 
 @pytest.mark.processes  # which the import of torch starts
-def test_tensors_and_images(place):
-    torch = pytest.importorskip("torch")
+def test_tensors_and_images(place, torch):
     image_module = pytest.importorskip("PIL.Image")
     image = image_module.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     for copies in (True, False):
@@ -146,8 +151,7 @@ def test_tensors_and_images(place):
             assert torch.equal(cached[0][0], torch.arange(4.0)) and cached[0][1] == image
 
 
-def test_views_are_arrays_of_any_example(place):
-    torch = pytest.importorskip("torch")
+def test_views_are_arrays_of_any_example(place, torch):
     example = Point(
         np.arange(3), {"t": torch.ones(2, dtype=torch.bfloat16), "own": Own(np.ones(2))}
     )
