@@ -8,9 +8,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-# By gcc 12 those of CPython 3.11, 3.13 and 3.12 have 1.99, 2.01 and 2.02 million; others may have
-# somewhat more.
-WHEEL_BYTES = 2_100_000
+# By gcc 12 that of CPython 3.11 has 2.06 million, those of 3.12 and 3.13 somewhat more.
+WHEEL_BYTES = 2_200_000
 
 
 def sdist_faults(path: Path) -> list[str]:
