@@ -109,7 +109,7 @@ def _begin() -> None:
         # again without these imports.
         _give_key_again()
         os.execv(sys.executable, sys.orig_argv)
-    gc.freeze()  # or a collection in a worker copies the pages of all modules' objects
 
 
 _begin()
+gc.freeze()  # or a collection in a worker copies the pages of all modules' objects
