@@ -410,8 +410,8 @@ def _advice(part: object) -> str:
 
 def _unpicklable_part(job: WithImage) -> tuple[str, object]:
     """The smallest attribute that does not pickle, and its name."""
-    own = [*job.names.items()]
-    name, value = next((item for item in own if not _pickles(item[1])), own[-1])
+    parts_of_job = [*job.names.items()]
+    name, value = next((item for item in parts_of_job if not _pickles(item[1])), parts_of_job[-1])
     path: list[str] = []
     for _ in range(4):
         parts = vars(value).items() if hasattr(value, "__dict__") else ()

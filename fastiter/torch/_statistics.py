@@ -42,7 +42,7 @@ else:
             return self if instance is None else self.func(instance)
 
 
-_UNCOUNTED = 0.0  # CPUs, whose number is of the system, where only the loader's counters matter
+_UNCOUNTED = 0.0  # in place of the number of CPUs, in statistics that are only added up
 
 
 class Iteration:
