@@ -29,6 +29,13 @@ _UNEVEN = (
     f"{_WAITS} although the workers are {{idle:.0%}} idle: some batches take much longer than "
     "others; "
 )
+_FEW_SHARDS = (
+    f"{_WAITS} for the dataset, of which workers read {{stats.interleave}} of {{stats.n_shards}} "
+    "shards at a time: "
+)
+_INTERLEAVE = (
+    f"{_FEW_SHARDS}pass interleave={{wanted}} to the StreamDataset, which changes its order"
+)
 _ADVICE = {
     "too early": "not enough data yet: {stats.batches} batches in {steady:.2g} s after the start; "
     f"at least {{least}} batches and {_LEAST_SECONDS} s are needed",
@@ -44,6 +51,9 @@ _ADVICE = {
     "gathered, which the loop's own thread does faster than workers",
     "uneven batches": _UNEVEN + "set {setting} to have more ready",
     "uneven batches, prefetched": _UNEVEN + "smaller batches would take more even times",
+    "few shards": _INTERLEAVE,
+    "few shards, few workers": _INTERLEAVE + ", and set {setting}",
+    "all shards": _FEW_SHARDS + "more shards, of fewer examples, would occupy more workers",
     "network": f"{_WAITS} although the {{n}} workers on the cluster are {{idle:.0%}} idle: the "
     "network, or copying, is the limit ({rate}/s came), or rows take uneven times: let examples be "
     "smaller{hint}",
@@ -80,12 +90,15 @@ def diagnose(stats: IteratorCounts) -> Diagnosis:
         # A dataset that waits itself, for files, leaves CPUs to more workers than there are CPUs.
         each = min(stats.cpu_seconds / stats.seconds, 1.0)
         workers = _needed(stats.wait_seconds, steady - stats.wait_seconds, stats.cpus, each)
+        workers = min(workers, stats.interleave or workers)
         return _diagnosis(stats, "loader-bound", "no workers", {"n_processes": workers})
     if stats.nodes:
         return _on_cluster(stats)
     if 2 * stats.gathered_here > stats.batches:
         return _diagnosis(stats, "loader-bound", "in the caller")
     if stats.busy < _BUSY:
+        if stats.interleave and stats.busy * stats.n_workers >= _BUSY * stats.interleave:
+            return _few_shards(stats, {})
         if stats.n_prefetch >= _MOST_PREFETCH:
             return _diagnosis(stats, "loader-bound", "uneven batches, prefetched")
         return _diagnosis(stats, "loader-bound", "uneven batches", _more_prefetch(stats))
@@ -142,6 +155,17 @@ def _on_cluster(stats: IteratorCounts) -> Diagnosis:
     return _diagnosis(stats, "loader-bound", "network", change, n=n, rate=rate, hint=hint)
 
 
+def _few_shards(stats: IteratorCounts, change: dict[str, int]) -> Diagnosis:
+    """Workers beyond the shards that are read at a time have nothing to do."""
+    wanted = min(max([stats.n_workers, *change.values()]), stats.n_shards)
+    change = {name: wanted for name in change if wanted > stats.n_workers}
+    advice = "few shards, few workers" if change else "few shards"
+    if wanted <= (stats.interleave or 0):
+        advice, change = "all shards", {}
+    # The settings would not help without the other order.
+    return _diagnosis(stats, "loader-bound", advice, change, wanted=wanted)._replace(change={})
+
+
 def _more_prefetch(stats: IteratorCounts) -> dict[str, int]:
     if stats.n_prefetch >= _MOST_PREFETCH:
         return {}
@@ -173,6 +197,8 @@ def _workers_busy(stats: IteratorCounts, steady: float) -> Diagnosis:
     room = stats.cpus if are_threads else stats.cpus - own
     workers = max(_needed(busy, loop, room, each), stats.n_workers + 1)
     change = {"n_threads" if are_threads else "n_processes": workers}
+    if stats.interleave and workers > stats.interleave:
+        return _few_shards(stats, change)
     hint = ""
     if are_threads and each > 0.8:
         hint = ", if the dataset releases the GIL while it works; else use MultiprocessIterator"

@@ -85,6 +85,8 @@ class IteratorStats(IteratorCounts):
         else 0.
     row_groups_decoded : int
         Row groups of Parquet files that were decoded, by all processes.
+    interleave, n_shards : int
+        Shards of a `StreamDataset` that are read at a time, at most, and all of them; else 0.
     hedged, won : int
         Examples that a second worker has begun to fetch, since they were slow, with ``hedge``; and
         examples of these whose second fetch ended first.

@@ -153,6 +153,8 @@ class IteratorCounts(LoaderStats):
     cpus: float
     tokens_read: int = 0
     row_groups_decoded: int = 0
+    interleave: int = 0
+    n_shards: int = 0
 
     @property
     def seconds(self) -> float:
@@ -188,7 +190,7 @@ class IteratorCounts(LoaderStats):
 
 # Numbers that a difference keeps as they are.
 _SETTINGS = {"batch_size", "n_workers", "n_prefetch", "cpus", "ready", "slots"}
-_SETTINGS |= {"number", "pid", "abandoned"}
+_SETTINGS |= {"number", "pid", "abandoned", "interleave", "n_shards"}
 _Counted = TypeVar("_Counted", bound=IteratorCounts | WorkerStats)
 
 

@@ -148,3 +148,11 @@ def _name_of(shard: Any) -> str:
         return f"{type(shard).__name__}{array.shape}{_name_of(array.ravel().tolist())}"
     content = hashlib.blake2b(array.tobytes(), digest_size=16)
     return f"{array.dtype} {array.shape} {content.hexdigest()}"
+
+
+def shard_counts(dataset: Any) -> dict[str, int]:
+    """Numbers of a `StreamDataset` that statistics have; none of another dataset."""
+    if not isinstance(dataset, StreamDataset):
+        return {}
+    n_shards = len(dataset.shards)
+    return {"interleave": min(dataset.interleave, n_shards), "n_shards": n_shards}

@@ -21,6 +21,7 @@ from fastiter._stats.timer import Timer
 from fastiter._stats.trace import Call, Trace, WorkerTraces
 from fastiter._util.arguments import checked_int
 from fastiter.dataset.iterator import Iterator
+from fastiter.datasets.stream_dataset import shard_counts
 from fastiter.iterators._addresses import Address, Preview, address_of
 from fastiter.iterators._arguments import SeedExamples
 from fastiter.iterators._skips import OnError
@@ -278,6 +279,7 @@ class IteratorProperties(Iterator):
             row_groups_decoded=self._row_groups.n_decoded - self._n_decoded
             if self._row_groups is not None
             else 0,
+            **shard_counts(self._dataset),
         )
 
     def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:

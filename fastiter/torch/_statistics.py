@@ -23,6 +23,7 @@ from fastiter._stats.timer import Timer
 from fastiter._stats.trace import Call, Trace, WorkerTraces
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
+from fastiter.datasets.stream_dataset import shard_counts
 from fastiter.iterators._addresses import Address
 from fastiter.torch._orders.keys import owner_of
 
@@ -105,6 +106,7 @@ class Iterations:
 
     def __init__(self, loader: Any) -> None:
         self.facts = {"iterator": TORCHS, "batch_size": loader.batch_size, "has_converter": True}
+        self.facts |= shard_counts(loader.dataset)
         n = loader.num_workers
         ahead = n * (loader.prefetch_factor or 0)
         none = LoaderStats("processes" if n else "none", n, ahead)

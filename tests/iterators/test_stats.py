@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import re
 import sys
 import threading
 import time
@@ -383,6 +384,34 @@ def test_threads_that_wait_for_one_another():
         assert locked.change == {"n_threads": 5}
     assert figures(**values, cpu=0.1, cpu_seconds=0.3).change == {"n_threads": 5}
     assert figures(**values, cpu=9.8, cpu_seconds=19.7, cpus=2.0).change == {}
+
+
+@pytest.mark.parametrize(
+    ("shards", "advice"),
+    [
+        ({"interleave": 1, "n_shards": 8, "busy": 5.0}, "1 of 8 shards .* interleave=2"),
+        ({"interleave": 2, "n_shards": 8, "busy": 9.8}, "interleave=5 .* and set n_processes=5"),
+        ({"interleave": 3, "n_shards": 4, "busy": 9.8}, "interleave=4 .* and set n_processes=4"),
+        ({"interleave": 2, "n_shards": 2, "busy": 9.8}, "2 of 2 shards at a time: more shards"),
+    ],
+    ids=["idle workers", "few workers", "few shards", "all shards"],
+)
+def test_workers_beyond_the_shards_that_are_open_do_not_help(shards, advice):
+    stats = figures(**shards)
+    assert stats.verdict == "loader-bound" and stats.change == {}, str(stats)
+    assert re.search(advice, stats.advice), stats.advice
+    assert "n_processes" not in figures(**shards, iterator="DataLoader").advice
+
+
+def test_a_stream_tells_how_many_shards_are_open():
+    stream = fastiter.datasets.StreamDataset(range(3), lambda shard: [shard] * 8, interleave=2)
+    with fastiter.SerialIterator(stream, 4, repeat=False) as iterator:
+        assert len(list(iterator)) == 6
+        stats = iterator.stats()
+    assert (stats.interleave, stats.n_shards) == (2, 3)
+    assert ((stats - stats).interleave, (stats - stats).n_shards) == (2, 3)
+    with in_caller(Sleeping(0)) as iterator:
+        assert (iterator.stats().interleave, iterator.stats().n_shards) == (0, 0)
 
 
 def test_balanced_and_costly_next():

@@ -16,7 +16,7 @@ def figures(**changes):
         bytes_written=0,
         spills=0,
         seconds=10.0,
-        busy_seconds=9.8,
+        busy_seconds=changes.pop("busy", 9.8),
         fetch_seconds=9.0,
         write_seconds=0.8,
         finish_seconds=0.0,

@@ -205,6 +205,7 @@ def test_without_batches_and_with_a_collate_fn_of_ones_own():
     loader = DataLoader(stream(), 3, collate_fn=lambda rows: sum(number for _, number in rows))
     assert sum(loader) == sum(row for (row,) in expected)
     assert loader.stats().examples == len(expected)
+    assert loader.stats().interleave == loader.dataset.interleave
 
 
 @pytest.mark.parametrize(
