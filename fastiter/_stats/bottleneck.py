@@ -25,10 +25,8 @@ _COLUMNS = 100  # of the summary
 TORCHS = "DataLoader"
 
 _WAITS = "the loop waits {stats.wait_share:.0%} of its time"
-_UNEVEN = (
-    f"{_WAITS} although the workers are {{idle:.0%}} idle: some batches take much longer than "
-    "others; "
-)
+_IDLE = f"{_WAITS} although the workers are {{idle:.0%}} idle: "
+_UNEVEN = f"{_IDLE}some batches take much longer than others; "
 _FEW_SHARDS = (
     f"{_WAITS} for the dataset, of which workers read {{stats.interleave}} of {{stats.n_shards}} "
     "shards at a time: "
@@ -51,6 +49,8 @@ _ADVICE = {
     "gathered, which the loop's own thread does faster than workers",
     "uneven batches": _UNEVEN + "set {setting} to have more ready",
     "uneven batches, prefetched": _UNEVEN + "smaller batches would take more even times",
+    "uneven workers": f"{_IDLE}worker {{most.number}} had {{share:.0%}} of the examples; a dataset "
+    "that divides them evenly among the {stats.n_workers} workers keeps all of them busy",
     "few shards": _INTERLEAVE,
     "few shards, few workers": _INTERLEAVE + ", and set {setting}",
     "all shards": _FEW_SHARDS + "more shards, of fewer examples, would occupy more workers",
@@ -99,6 +99,12 @@ def diagnose(stats: IteratorCounts) -> Diagnosis:
     if stats.busy < _BUSY:
         if stats.interleave and stats.busy * stats.n_workers >= _BUSY * stats.interleave:
             return _few_shards(stats, {})
+        most = max(stats.workers, key=lambda worker: worker.rows)
+        rows = sum(worker.rows for worker in stats.workers)
+        # Rows that take long make a worker busy, too, but with fewer rows than others have.
+        if most.busy >= _BUSY and rows < _BUSY * stats.n_workers * most.rows:
+            share = most.rows / rows
+            return _diagnosis(stats, "loader-bound", "uneven workers", most=most, share=share)
         if stats.n_prefetch >= _MOST_PREFETCH:
             return _diagnosis(stats, "loader-bound", "uneven batches, prefetched")
         return _diagnosis(stats, "loader-bound", "uneven batches", _more_prefetch(stats))

@@ -403,6 +403,22 @@ def test_workers_beyond_the_shards_that_are_open_do_not_help(shards, advice):
     assert "n_processes" not in figures(**shards, iterator="DataLoader").advice
 
 
+@pytest.mark.parametrize(
+    ("rows", "advice"),
+    [((950, 50), "worker 0 had 95% of the examples"), ((40, 960), "set n_prefetch=4")],
+)
+def test_uneven_workers_are_told_from_uneven_batches(rows, advice):
+    """A worker is busy with most of the examples, or with few that take long."""
+    workers = [
+        dataclasses.replace(worker, number=number, busy_seconds=busy, rows=n)
+        for number, (worker, busy, n) in enumerate(
+            zip(figures().workers, (9.8, 1.0), rows, strict=True)
+        )
+    ]
+    stats = figures(workers=tuple(workers))
+    assert stats.verdict == "loader-bound" and advice in stats.advice, stats.advice
+
+
 def test_a_stream_tells_how_many_shards_are_open():
     stream = fastiter.datasets.StreamDataset(range(3), lambda shard: [shard] * 8, interleave=2)
     with fastiter.SerialIterator(stream, 4, repeat=False) as iterator:

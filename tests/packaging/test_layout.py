@@ -46,7 +46,7 @@ CEILINGS = {
     "_order": 2_130,
     "_plan": 1_875,
     "_ring": 4_306,
-    "_stats": 1_500,
+    "_stats": 1_510,
     "_threads": 1_440,
     "_util": 1_135,
     "_workers": 4_720,
