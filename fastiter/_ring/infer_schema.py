@@ -105,32 +105,12 @@ def _is_importable(kind: type) -> bool:
 
 def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
     """The schema that fits all of `examples`."""
-    first: Any = examples[0]
-    kind: type[Any] = type(first)
-    named = NAMED if _is_named_tuple(kind) else BARE
-    container = _CONTAINERS.get(kind, named)
-    keys: Any = kind if container == NAMED else None
-    columns: Iterable[Sequence[Any]] = [examples]
-    if container != BARE:
-        if not 0 < len(first) <= MOST_FIELDS or any(
-            type(example) is not kind or len(example) != len(first) for example in examples
-        ):
-            return _whole(rows)
-        columns = zip(*examples, strict=True)
-    if container == DICT:
-        keys = tuple(first)
-        if any(type(key) not in (str, int) for key in keys) or any(
-            tuple(example) != keys for example in examples
-        ):
-            return _whole(rows)
-        columns = zip(*(example.values() for example in examples), strict=True)
-    specs: list[Spec] = []
-    subtypes = {}
-    for number, values in enumerate(columns):
-        arrays, subtype = array_subtypes.arrays_of(values)
-        specs.append(_field_of(arrays))
-        if subtype != array_subtypes.NONE and specs[-1] != _OBJECT:
-            subtypes[number] = subtype
+    container, keys, columns = _parts_of(examples)
+    if len(columns) > MOST_FIELDS or (
+        container == DICT and any(tuple(example) != keys for example in examples)
+    ):
+        container, keys, columns = BARE, None, [examples]
+    specs, subtypes = _specs_of(columns)
     return Schema(container, keys, specs, rows, subtypes)
 
 
@@ -138,55 +118,64 @@ def derive_tree(examples: Sequence[Any], rows: int) -> Schema | None:
     """The schema of examples of containers in containers that fits all of `examples`, with a field
     for each leaf; None if their containers differ, or a leaf is no array, number or text."""
     columns: list[Sequence[Any]] = []
-    tree = _tree_of(list(examples), columns)
-    if not 0 < len(columns) <= MOST_FIELDS:
+    tree = _tree_of(examples, columns)
+    if len(columns) > MOST_FIELDS:
         return None
-    specs: list[Spec] = []
-    subtypes = {}
-    for number, values in enumerate(columns):
-        if all(type(value) in (str, bytes) for value in values):
-            specs.append((TEXT, None, None))
-            continue
-        arrays, subtype = array_subtypes.arrays_of(values)
-        specs.append(_field_of(arrays))
-        if specs[-1] == _OBJECT:
-            return None
-        if subtype != array_subtypes.NONE:
-            subtypes[number] = subtype
-    if tree is None:
-        return Schema(BARE, None, specs, rows, subtypes)
-    return Schema(TREE, tree, specs, rows, subtypes)
+    specs, subtypes = _specs_of(columns, has_texts=True)
+    if _OBJECT in specs:
+        return None
+    return Schema(BARE if tree is None else TREE, tree, specs, rows, subtypes)
 
 
-def _tree_of(values: list[Any], columns: list[Sequence[Any]]) -> Any:
+def _tree_of(values: Sequence[Any], columns: list[Sequence[Any]]) -> Any:
     """The node of the containers in one place of all examples, whose leaves go to `columns`; None
     if they are no such containers, but leaves themselves."""
+    container, keys, parts = _parts_of(values)
+    if container == BARE:
+        columns.append(values)
+        return None
+    return container, keys, tuple(_tree_of(part, columns) for part in parts)
+
+
+def _parts_of(values: Sequence[Any]) -> tuple[int, Any, list[Sequence[Any]]]:
+    """The container that all values are, its keys or type, and their items, place by place. Without
+    such a container: BARE, and the values themselves."""
     first = values[0]
     kind: type[Any] = type(first)
     container = _CONTAINERS.get(kind, NAMED if _is_named_tuple(kind) else BARE)
+    keys: Any = kind if container == NAMED else None
     if (
         container == BARE
         or not first
         or any(type(value) is not kind or len(value) != len(first) for value in values)
     ):
-        columns.append(values)
-        return None
-    keys: Any = kind if container == NAMED else None
+        return BARE, None, [values]
     names: Iterable[Any] = range(len(first))
     if container == DICT:
         names = keys = tuple(first)
         if any(type(key) not in (str, int) for key in keys) or any(
             key not in value for key in keys for value in values
         ):
-            columns.append(values)
-            return None
-    children = [_tree_of([value[name] for value in values], columns) for name in names]
-    return container, keys, tuple(children)
+            return BARE, None, [values]
+    return container, keys, [[value[name] for value in values] for name in names]
 
 
-def _whole(rows: int) -> Schema:
-    """The schema of examples that are packed as a whole."""
-    return Schema(BARE, None, [_OBJECT], rows)
+def _specs_of(
+    columns: Iterable[Sequence[Any]], has_texts: bool = False
+) -> tuple[list[Spec], dict[int, int]]:
+    """The spec of each field, and the subtypes of `Schema`. With `has_texts`, a field of texts and
+    bytes is one of these."""
+    specs: list[Spec] = []
+    subtypes = {}
+    for number, values in enumerate(columns):
+        if has_texts and all(type(value) in (str, bytes) for value in values):
+            specs.append((TEXT, None, None))
+            continue
+        arrays, subtype = array_subtypes.arrays_of(values)
+        specs.append(_field_of(arrays))
+        if subtype != array_subtypes.NONE and specs[-1] != _OBJECT:
+            subtypes[number] = subtype
+    return specs, subtypes
 
 
 def _merge_fields(a: Spec, b: Spec) -> Spec:
@@ -206,7 +195,7 @@ def merge_schemas(a: Schema, b: Schema) -> Schema:
     """
     kinds = [(schema.container, schema.type, schema.keys, len(schema.specs)) for schema in (a, b)]
     if kinds[0] != kinds[1]:
-        return _whole(max(a.rows, b.rows))
+        return Schema(BARE, None, [_OBJECT], max(a.rows, b.rows))
     specs = list(map(_merge_fields, a.specs, b.specs))
     for number, _ in a.subtypes.items() ^ b.subtypes.items():  # tensors here, arrays there
         specs[number] = _OBJECT
