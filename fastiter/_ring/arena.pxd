@@ -32,6 +32,10 @@ cdef class WorkerRing:
     cdef char *place(self, uint64_t offset) noexcept
     cdef char *whole_payload(self, uint64_t *bytes) except NULL
     cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF
-    cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind,
+                       uint64_t *size) except? 0xFFFFFFFFFFFFFFFF
     cdef int pack_row(self, object packed, uint32_t row, uint32_t kind) except -1
     cdef int pack_error(self, tuple dumped, uint32_t row) except -1
+
+
+cdef object as_packed(object value)

@@ -1,5 +1,9 @@
 """The arena (the shared memory of a ring and its slots), and a worker's side of the ring."""
 
+import pickle
+
+import numpy
+
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -19,6 +23,16 @@ from fastiter.errors import OverwrittenError
 
 cdef enum:
     SCHEMA_HEAD = 12  # length and checksum
+    # Of an object that is packed as its pickle alone. More items are not looked at, larger texts not
+    # copied once more.
+    MOST_ITEMS = 64
+    LARGEST_TEXT = 32 << 10
+
+cdef object dumps = pickle.dumps
+# Types whose objects `pickle` writes as `Packed` has them written, besides texts and bytes.
+cdef frozenset NUMBERS = frozenset((
+    type(None), int, float, bool, complex,
+    *(numpy.dtype(code).type for code in numpy.typecodes["AllInteger"] + numpy.typecodes["AllFloat"])))
 
 
 cdef class Arena:
@@ -269,12 +283,24 @@ cdef class WorkerRing:
         fi_worker_stat_count(self.stat, 0, bytes, 0)
         return offset
 
-    cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind) except? 0xFFFFFFFFFFFFFFFF:
-        """Writes a `Packed` object into the heap of the current slot; returns its offset there."""
-        cdef uint64_t size = packed.size, offset = self.heap_take(size)
-        packed.write_into(
-            PyMemoryView_FromMemory(self.place(offset), size, PyBUF_WRITE),
-            fi_place_seed(self.claim.q, row, kind), offset)
+    cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind,
+                       uint64_t *size) except? 0xFFFFFFFFFFFFFFFF:
+        """Writes what `as_packed` has returned, or another `Packed` object, into the heap of the
+        current slot; returns its offset there."""
+        cdef uint64_t seed = fi_place_seed(self.claim.q, row, kind), offset
+        cdef uint64_t *head
+        if type(packed) is not bytes:
+            size[0] = packed.size
+            offset = self.heap_take(size[0])
+            packed.write_into(
+                PyMemoryView_FromMemory(self.place(offset), size[0], PyBUF_WRITE), seed, offset)
+            return offset
+        size[0] = HEAD_BYTES + <uint64_t>len(<bytes>packed)
+        offset = self.heap_take(size[0])
+        head = <uint64_t *>self.place(offset)
+        head[1], head[2] = 0, size[0] - HEAD_BYTES
+        memcpy(head + 3, <char *>packed, head[2])
+        head[0] = fi_checksum(head + 1, size[0] - SUM_BYTES, seed)
         return offset
 
     def take_memory(self, uint64_t size):
@@ -293,9 +319,9 @@ cdef class WorkerRing:
         return offset if inside else -1
 
     cdef int pack_row(self, object packed, uint32_t row, uint32_t kind) except -1:
-        """Writes a `Packed` object into the heap, in the place of a row."""
-        cdef uint64_t offset = self.pack(packed, row, kind)
-        fi_entry_set(self.worker.ring, self.claim.slot, row, offset, packed.size)
+        """As `pack`, in the place of a row."""
+        cdef uint64_t size = 0, offset = self.pack(packed, row, kind, &size)
+        fi_entry_set(self.worker.ring, self.claim.slot, row, offset, size)
         return 0
 
     cdef int pack_error(self, tuple dumped, uint32_t row) except -1:
@@ -309,3 +335,31 @@ cdef class WorkerRing:
                 fi_entry_set(self.worker.ring, self.claim.slot, row,
                              fi_slot_used(self.worker.ring, self.claim.slot) + packed.size, 0)
         return 0
+
+
+cdef object as_packed(object value):
+    """A value as `WorkerRing.pack` takes it: `Packed`, or, in a part of its time, the pickle of a few
+    texts and numbers."""
+    cdef int left = MOST_ITEMS
+    return dumps(value, 5) if is_plain(value, &left) else Packed(value)
+
+
+cdef bint is_plain(object value, int *left) except -1:
+    """Whether an object is of texts and numbers alone, in tuples, lists and dicts."""
+    kind = type(value)
+    left[0] -= 1
+    if left[0] < 0:
+        return False
+    if kind is str or kind is bytes:
+        return len(value) <= LARGEST_TEXT
+    if kind is dict:
+        for key, item in (<dict>value).items():
+            if not is_plain(key, left) or not is_plain(item, left):
+                return False
+        return True
+    if kind is not tuple and kind is not list:
+        return kind in NUMBERS
+    for item in value:
+        if not is_plain(item, left):
+            return False
+    return True

@@ -29,9 +29,8 @@ from fastiter._clib.memory cimport NOGIL_BYTES, zeroed
 from fastiter._clib.numpy_api cimport (
     bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of, scalar_into, strides_of)
 from fastiter._clib.tensors cimport fi_dl_tensor, fi_torch_describes, fi_torch_learn, fi_torch_type
-from fastiter._ring.arena cimport WorkerRing
+from fastiter._ring.arena cimport WorkerRing, as_packed
 
-from fastiter._ring.serialization import Packed
 from fastiter._util.array_subtypes import array_of
 from fastiter._util.loaded import loaded
 
@@ -449,9 +448,8 @@ cdef class SlotWriter(ColumnWriter):
         cdef const cnp.npy_intp *dims
         cdef bint is_described = False
         if f.kind == OBJECT:
-            packed = Packed(<object>value)
-            entry[1] = packed.size
-            entry[0] = self.end.pack(packed, <uint32_t>row, FI_PACKED_FIELD)
+            entry[0] = self.end.pack(
+                as_packed(<object>value), <uint32_t>row, FI_PACKED_FIELD, <uint64_t *>&entry[1])
             return 1
         if f.kind == TEXT:
             return self.write_text(entry, <object>value)

@@ -16,13 +16,13 @@ from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, is_contiguous, new_array, set_base
-from fastiter._ring.arena cimport WorkerRing
+from fastiter._ring.arena cimport WorkerRing, as_packed
 from fastiter._ring.lease cimport Lease
 from fastiter._ring.schema cimport (
     ARRAY, MEMMAP, MOST_NDIM, RAGGED, TENSOR, Field, SlotWriter, entry_of, has_shape)
 
 from fastiter._ring import row_reader
-from fastiter._ring.serialization import Packed, unpack
+from fastiter._ring.serialization import packed_bytes, unpack
 from fastiter._ring.stored_fields import signature_of
 from fastiter._util.array_subtypes import array_of, wrap
 from fastiter._util.failures import dump
@@ -101,7 +101,7 @@ cdef class SlotRows(SlotWriter):
             self.load_schema()  # looks again; the call alone would cost each row time
         if self.write_into_slot(row, example):
             return FI_ROW_OK
-        self.end.pack_row(Packed(example), row, FI_PACKED_EXAMPLE)
+        self.end.pack_row(as_packed(example), row, FI_PACKED_EXAMPLE)
         return FI_SPILL
 
     @cython.final
@@ -233,11 +233,7 @@ cdef class SlotRows(SlotWriter):
         given, self.is_mixed = self.given, False
         if not self.write_into_slot(row, example):
             if self.is_mixed:
-                packed = Packed(example)
-                memory = memoryview(bytearray(packed.size))
-                packed.write_into(memory, 0)
-                example = unpack(memory)
-                packed = None  # which has the arrays
+                example = unpack(memoryview(packed_bytes(example)))
             self.given = None
             code = self.store(row, example)
         example = None

@@ -5,15 +5,12 @@ the block is written there, as an example is into a batch; any other is packed i
 block. The reader infers the `Schema` of the columns from its own samples, and packs it there too.
 """
 
-import pickle
-
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
 from fastiter._clib.status cimport check
-from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, Arena, WorkerRing
+from fastiter._ring.arena cimport Arena, WorkerRing, as_packed
 from fastiter._ring.lease cimport Lease
 from fastiter._ring.parent cimport ParentRing
 from fastiter._ring.row_reader cimport read_example
@@ -26,8 +23,6 @@ from fastiter.errors import OverwrittenError
 
 cdef enum:
     IRREGULAR_ROWS = 8  # of a block that fit no column, until the block ends early
-
-cdef object dumps = pickle.dumps
 
 # Bytes of samples after which a block ends: small enough that what the reader has written is still
 # in a cache when the parent reads it.
@@ -60,7 +55,7 @@ cdef class SampleWriter(SlotWriter):
         if not self.begin():
             return False
         if not self.write_into_slot(self.reader.rows, sample):
-            self.pack(sample)
+            self.end.pack_row(as_packed(sample), self.reader.rows, FI_PACKED_EXAMPLE)
             self.irregular += 1
             if self.learns:
                 self.learn(sample)
@@ -134,23 +129,6 @@ cdef class SampleWriter(SlotWriter):
             self.room = self.schema.rows
             packed = Packed(self.schema)
             self.end.pack_row(packed, FI_WHOLE_BATCH, FI_PACKED_RESULT)
-        return 0
-
-    cdef int pack(self, object sample) except -1:
-        cdef list buffers = []
-        cdef bytes pickled = dumps(sample, 5, buffer_callback=buffers.append)
-        if buffers:
-            return self.end.pack_row(Packed(sample), self.reader.rows, FI_PACKED_EXAMPLE)
-        # The same without `Packed`, which takes longer than the pickle of a small sample.
-        cdef uint64_t size = HEAD_BYTES + <uint64_t>len(pickled), offset = self.end.heap_take(size)
-        cdef uint64_t *head = <uint64_t *>(
-            fi_slot_payload(self.reader.ring, self.reader.slot) + offset)
-        head[1] = 0
-        head[2] = len(pickled)
-        memcpy(head + 3, <char *>pickled, len(pickled))
-        head[0] = fi_checksum(head + 1, size - SUM_BYTES,
-                              fi_place_seed(self.reader.q, self.reader.rows, FI_PACKED_EXAMPLE))
-        fi_entry_set(self.reader.ring, self.reader.slot, self.reader.rows, offset, size)
         return 0
 
     cdef int learn(self, object sample) except -1:

@@ -108,6 +108,47 @@ def test_plain_tuples_arrive_as_they_were():
         assert repr(a) == repr(b)
 
 
+def whole_samples():
+    """Samples that fit no columns, each of another kind, so that each is packed as a whole."""
+    yield {"x": [np.arange(12, dtype=">i4").reshape(3, 4)[:, ::2]]}
+    yield [{"texts": ["a" * 40_000, b"b" * 9, "\u20ac"]}]
+    yield {"numbers": list(range(100)), "deep": {"none": [None]}}
+    yield {(1, "key"): (True, 2j), 2.5: [np.float32(3), np.datetime64("2026-01-02", "D")]}
+    yield [[], {}, ((),)]
+
+
+def test_samples_of_no_columns_arrive_as_they_were():
+    for a, b in zip(forked([whole_samples])(), whole_samples(), strict=True):
+        same(a, b)
+
+
+def test_tensors_in_containers_are_no_more_than_themselves():
+    torch = pytest.importorskip("torch")
+
+    def reader():
+        stored = torch.arange(100_000)
+        for i in range(10):
+            yield {"part": [stored[i : i + 2]], "wide": {"n": stored[i : i + 2].to(torch.uint16)}}
+
+    for found, expected in zip(forked([reader])(), reader(), strict=True):
+        assert found["part"][0].equal(expected["part"][0])
+        assert found["part"][0].untyped_storage().nbytes() < 1000
+        assert found["wide"]["n"].equal(expected["wide"]["n"])
+
+
+def test_images_keep_their_alpha():
+    image_module = pytest.importorskip("PIL.Image")
+
+    def reader():
+        for alpha in range(3):
+            image = image_module.new("P", (4, 4))
+            image.putpalette(bytes([1, 2, 3, alpha]) * 256, "RGBA")
+            yield [{"image": image}]
+
+    palettes = [found[0]["image"].getpalette("RGBA") for found in forked([reader])()]
+    assert palettes == [[1, 2, 3, alpha] * 256 for alpha in range(3)]
+
+
 def test_arrays_are_writable_and_nobody_elses(use_pipe):
     found = list(forked([Images(0, 400), Images(1, 400)], use_pipe, 100)())
     for image, i in found:
