@@ -90,7 +90,7 @@ static void take(fi_parent *parent, const int event[2], uint32_t n)
         right &= column[r] == ~((int64_t)parent->head * MOST_ROWS + r);
     require(right, "contents");
     fi_parent_take(parent, slot, false);
-    fi_parent_release(parent, slot, false);
+    fi_returned_push(&parent->ring->returned, slot, false);
 }
 
 static uint64_t claims(const fi_ring *ring)
@@ -118,7 +118,7 @@ static void measure(fi_parent *parent, const int event[2], uint32_t n, double se
         uint64_t batches = 0;
         int64_t start = fi_now_ns(), end = start + (int64_t)(seconds * 1e9 / ROUNDS), now;
         do {
-            fi_parent_collect(parent);
+            fi_parent_take_back(parent, fi_returned_take(&parent->ring->returned));
             while (parent->free_count > 0)
                 schedule(parent, n);
             fi_parent_publish(parent);
@@ -130,7 +130,7 @@ static void measure(fi_parent *parent, const int event[2], uint32_t n, double se
     }
     while (parent->head < parent->tail)
         take(parent, event, n);
-    fi_parent_collect(parent);
+    fi_parent_take_back(parent, fi_returned_take(&parent->ring->returned));
     qsort(rounds, ROUNDS, sizeof *rounds, by_size);
     printf("%5u rows: %7.2f us a batch (median %7.2f), %7.1f ns a row, %5.1f claims a batch\n", n,
            rounds[0], rounds[ROUNDS / 2], rounds[0] * 1e3 / n,

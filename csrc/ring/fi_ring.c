@@ -76,8 +76,12 @@ int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int f
         return rc;
     char *b = base;
     fi_window *windows = calloc(geometry->slots, sizeof *windows);
-    if (!windows)
+    uint32_t *next = calloc(geometry->slots, sizeof *next);
+    if (!windows || !next) {
+        free(windows);
+        free(next);
         return ENOMEM;
+    }
     for (uint32_t slot = 0; slot < geometry->slots; slot++)
         atomic_init(&windows[slot].holders, 1);
     *ring = (fi_ring){
@@ -100,6 +104,7 @@ int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int f
         .traces = b + at.traces,
         .payload = at.payload,
         .windows = windows,
+        .returned = {.next = next},
     };
     return FI_OK;
 }
@@ -109,7 +114,9 @@ void fi_ring_detach(fi_ring *ring)
     for (uint32_t slot = 0; ring->windows && slot < ring->geometry.slots; slot++)
         fi_slot_unmap(ring, slot);
     free(ring->windows);
+    free(ring->returned.next);
     ring->windows = NULL;
+    ring->returned.next = NULL;
 }
 
 /* ---- payload: pages and heap --------------------------------------------------------------- */

@@ -12,6 +12,7 @@
 #define FI_RING_H
 
 #include "base/fi_base.h"
+#include "ring/fi_views.h"
 #include "ring/fi_worker_stat.h"
 
 /* ---- words ------------------------------------------------------------------------------ */
@@ -181,6 +182,7 @@ typedef struct fi_ring {
     char *traces; /* FI_TRACE_BYTES for each worker, without pages at first */
     uint64_t payload;   /* offset of the first slot in the file */
     fi_window *windows; /* S, private */
+    fi_returned returned; /* slots of leases that have ended; private */
     bool is_hidden;     /* from children that this process forks */
 } fi_ring;
 

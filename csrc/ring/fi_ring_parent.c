@@ -33,10 +33,8 @@ int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int 
     parent->slot = calloc(slots, sizeof *parent->slot);
     parent->slot_of = calloc(slots, sizeof *parent->slot_of);
     parent->free_stack = calloc(slots, sizeof *parent->free_stack);
-    parent->returned.next = calloc(slots, sizeof *parent->returned.next);
     parent->indices = calloc((size_t)slots * ring->geometry.rows, sizeof *parent->indices);
-    if (!parent->slot || !parent->slot_of || !parent->free_stack || !parent->returned.next ||
-        !parent->indices) {
+    if (!parent->slot || !parent->slot_of || !parent->free_stack || !parent->indices) {
         fi_parent_clear(parent);
         return ENOMEM;
     }
@@ -56,7 +54,6 @@ void fi_parent_clear(fi_parent *parent)
     free(parent->slot);
     free(parent->slot_of);
     free(parent->free_stack);
-    free(parent->returned.next);
     free(parent->indices);
     *parent = (fi_parent){.ring = parent->ring};
 }
@@ -259,11 +256,11 @@ static void retire(fi_parent *parent, uint32_t slot)
         fi_make_free(parent, parent->ring->geometry.slots - parent->spares--);
 }
 
-static void collect_returned(fi_parent *parent)
+void fi_parent_take_back(fi_parent *parent, uint32_t stack)
 {
-    uint32_t stack = fi_returned_take(&parent->returned), slot;
+    uint32_t slot;
     bool not_again;
-    while (fi_returned_next(&parent->returned, &stack, &slot, &not_again)) {
+    while (fi_returned_next(&parent->ring->returned, &stack, &slot, &not_again)) {
         if (parent->slot[slot].phase != FI_LEASED)
             continue; /* released before it was taken */
         parent->leased--;
@@ -299,18 +296,12 @@ static bool drained(const fi_ring *ring, uint32_t slot, const fi_slot_record *re
 void fi_parent_collect(fi_parent *parent)
 {
     fi_ring *ring = parent->ring;
-    collect_returned(parent);
     for (uint32_t slot = 0; parent->draining > 0 && slot < ring->geometry.slots; slot++) {
         if (parent->slot[slot].phase == FI_DRAIN && drained(ring, slot, &parent->slot[slot])) {
             parent->draining--;
             fi_make_free(parent, slot);
         }
     }
-}
-
-void fi_parent_release(fi_parent *parent, uint32_t slot, bool not_again)
-{
-    fi_returned_push(&parent->returned, slot, not_again);
 }
 
 uint32_t fi_parent_usable(const fi_parent *parent)

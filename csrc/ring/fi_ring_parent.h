@@ -1,12 +1,11 @@
 /* The parent's half of the ring: it alone schedules, takes, frees, resets and recovers.
  *
- * All functions but fi_parent_release are called under one lock of the caller.
+ * All functions are called under one lock of the caller.
  */
 #ifndef FI_RING_PARENT_H
 #define FI_RING_PARENT_H
 
 #include "ring/fi_ring.h"
-#include "ring/fi_views.h"
 
 enum fi_phase { FI_FREE, FI_FILL, FI_DRAIN, FI_LEASED, FI_SPARE, FI_RETIRED };
 
@@ -29,7 +28,6 @@ typedef struct fi_parent {
     uint32_t *free_stack;  /* last in, first out: the newest is still in cache */
     int64_t *indices;      /* S x B: what the workers were told */
     const int *bell_pipes; /* write ends, or NULL for futexes */
-    fi_returned returned;  /* slots of leases that have ended */
     uint32_t free_count;
     uint32_t spares; /* slots never used yet, kept to replace retired ones */
     uint64_t head, tail; /* the oldest scheduled batch; the next sequence */
@@ -92,7 +90,9 @@ int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t 
  * them. */
 void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes);
 
-/* Takes back slots whose leases have ended and slots that a reset has drained. */
+/* Takes back slots whose leases have ended: a stack that was taken of the ring's `returned`. */
+void fi_parent_take_back(fi_parent *parent, uint32_t stack);
+/* Takes back slots that a reset has drained. */
 void fi_parent_collect(fi_parent *parent);
 
 /* T1: is the batch in a scheduled slot READY, or given up? Its flags. */
@@ -110,16 +110,12 @@ void fi_parent_cancel_sleep(fi_parent *parent);
  * Takes nothing. */
 int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *irregular, uint32_t *row,
                     uint64_t *word);
-/* A ready batch, at the head or not, leaves the ring: its slot is leased, or free again at once when
- * `copied`. */
+/* A ready batch, at the head or not, leaves the ring: its slot is free again at once when `copied`, else
+ * leased. Then it is pushed once onto the ring's `returned`, when its last view has ended. */
 void fi_parent_take(fi_parent *parent, uint32_t slot, bool copied);
 /* A ready batch leaves the ring undelivered, because `check` found it corrupt. Its slot drains as
  * after a reset, since a worker may still be writing there; it is free at once if it was given up. */
 void fi_parent_drop(fi_parent *parent, uint32_t slot);
-/* The last view of a leased slot has ended: called once for each take that was not copied. Any
- * thread; takes no lock, calls nothing. `not_again`: the program has forked while there were views,
- * so that the child may have some: the slot is never written again, and a spare takes its place. */
-void fi_parent_release(fi_parent *parent, uint32_t slot, bool not_again);
 /* Slots that could be filled if the head were leased now. */
 uint32_t fi_parent_usable(const fi_parent *parent);
 

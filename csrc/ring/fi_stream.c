@@ -176,8 +176,7 @@ int fi_stream_init(fi_stream *stream, fi_ring *ring, uint64_t credit, uint64_t m
         return FI_E_RANGE;
     stream->source = calloc(g->workers, sizeof *stream->source);
     stream->phase = calloc(g->slots, sizeof *stream->phase);
-    stream->returned.next = calloc(g->slots, sizeof *stream->returned.next);
-    if (!stream->source || !stream->phase || !stream->returned.next) {
+    if (!stream->source || !stream->phase) {
         fi_stream_clear(stream);
         return ENOMEM;
     }
@@ -191,7 +190,6 @@ void fi_stream_clear(fi_stream *stream)
 {
     free(stream->source);
     free(stream->phase);
-    free(stream->returned.next);
     *stream = (fi_stream){.ring = stream->ring};
 }
 
@@ -296,16 +294,12 @@ void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags)
         wake_all(stream);
 }
 
-void fi_stream_release(fi_stream *stream, uint32_t slot, bool not_again)
-{
-    fi_returned_push(&stream->returned, slot, not_again);
-}
-
 void fi_stream_collect(fi_stream *stream)
 {
-    uint32_t stack = fi_returned_take(&stream->returned), slot;
+    fi_returned *returned = &stream->ring->returned;
+    uint32_t stack = fi_returned_take(returned), slot;
     bool not_again;
-    while (fi_returned_next(&stream->returned, &stack, &slot, &not_again)) {
+    while (fi_returned_next(returned, &stack, &slot, &not_again)) {
         if (not_again) {
             stream->phase[slot] = FI_WITHDRAWN; /* and away, for ever */
             continue;

@@ -12,7 +12,6 @@
 #define FI_STREAM_H
 
 #include "ring/fi_ring.h"
-#include "ring/fi_views.h"
 
 /* The word `filled` of a slot: {sequence:32 | rows:24 | flags:8}. */
 #define FI_MOST_BLOCK_ROWS ((1u << 24) - 1)
@@ -89,7 +88,6 @@ typedef struct fi_stream {
     uint64_t most;         /* as fi_reader's, for what is lent */
     fi_source *source;     /* W */
     uint8_t *phase;        /* S, of enum fi_stream_phase */
-    fi_returned returned;  /* slots that were lent and released */
     const int *bell_pipes;
 } fi_stream;
 
@@ -115,15 +113,11 @@ uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t r
 /* Before the first row of a block is taken: may its slot be viewed, for as long as the program likes?
  * Always two slots of each reader are left, so that holding views costs memory, never progress. */
 bool fi_stream_lend(fi_stream *stream, uint32_t reader);
-/* All rows of a closed block are taken. Its slot goes back to the reader; if lent, only after
- * fi_stream_release. */
+/* All rows of a closed block are taken. Its slot goes back to the reader; if lent, only when it has been
+ * pushed onto the ring's `returned`, after its last view, once for each fi_stream_lend. */
 void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags);
 
-/* The last view of a lent slot died, whose block was left before. Once for each fi_stream_lend.
- * Any thread; takes no lock, calls nothing. `not_again`: the program has forked while there were
- * views, so that the child may have some: the slot never goes back. */
-void fi_stream_release(fi_stream *stream, uint32_t slot, bool not_again);
-/* Gives the released slots back to their readers. */
+/* Gives the slots on the ring's `returned` back to their readers. */
 void fi_stream_collect(fi_stream *stream);
 
 /* Lets readers publish that many samples more, and wakes those that sleep. */

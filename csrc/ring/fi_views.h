@@ -52,8 +52,8 @@ static inline uint32_t fi_views_count(const fi_views *views)
     return fi_load_relaxed(&views->count);
 }
 
-/* Slots whose last view has ended: a lock-free stack. Any thread pushes, the parent takes the whole
- * of it, so a slot pushed again cannot be confused with its past. */
+/* Slots whose last view has ended: a lock-free stack. Any thread pushes, and calls nothing; the parent
+ * takes the whole of it, so a slot pushed again cannot be confused with its past. */
 typedef struct fi_returned {
     _Atomic uint32_t top; /* slot + 1, and the mark; 0: empty */
     uint32_t *next;       /* of each slot: what lies below it */
@@ -62,6 +62,7 @@ typedef struct fi_returned {
 /* Beside a slot on the stack: a forked child may have views of it. */
 #define FI_NOT_AGAIN (UINT32_C(1) << 31)
 
+/* `not_again`: the program has forked while there were views. The slot is never written again then. */
 static inline void fi_returned_push(fi_returned *returned, uint32_t slot, bool not_again)
 {
     uint32_t mark = not_again ? FI_NOT_AGAIN : 0;
@@ -72,7 +73,7 @@ static inline void fi_returned_push(fi_returned *returned, uint32_t slot, bool n
     while (!atomic_compare_exchange_weak_explicit(&returned->top, &top, (slot + 1) | mark,
                                                   memory_order_release, memory_order_relaxed));
 }
-/* The whole stack, which is then empty; walked by fi_returned_next or _move. */
+/* The whole stack, which is then empty; walked by fi_returned_next, whenever that may be. */
 static inline uint32_t fi_returned_take(fi_returned *returned)
 {
     if (fi_load_relaxed(&returned->top) == 0)
@@ -89,14 +90,6 @@ static inline bool fi_returned_next(const fi_returned *returned, uint32_t *stack
     *not_again = (*stack & FI_NOT_AGAIN) != 0;
     *stack = returned->next[*slot];
     return true;
-}
-/* Pushes a stack that was taken onto another one. */
-static inline void fi_returned_move(const fi_returned *returned, uint32_t stack, fi_returned *to)
-{
-    uint32_t slot;
-    bool not_again;
-    while (fi_returned_next(returned, &stack, &slot, &not_again))
-        fi_returned_push(to, slot, not_again);
 }
 
 #endif

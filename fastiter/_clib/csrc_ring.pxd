@@ -9,7 +9,7 @@ cdef extern from "ring/fi_views.h" nogil:
     ctypedef struct fi_forks:
         pass
     ctypedef struct fi_returned:
-        uint32_t *next
+        pass
     void fi_fork_begins(fi_forks *forks)
     void fi_fork_ended(fi_forks *forks)
     void fi_forks_begin_anew(fi_forks *forks)
@@ -18,7 +18,6 @@ cdef extern from "ring/fi_views.h" nogil:
     uint32_t fi_views_count(const fi_views *views)
     void fi_returned_push(fi_returned *returned, uint32_t slot, bint not_again)
     uint32_t fi_returned_take(fi_returned *returned)
-    void fi_returned_move(const fi_returned *returned, uint32_t stack, fi_returned *to)
 
 
 cdef extern from "ring/fi_worker_stat.h" nogil:
@@ -114,6 +113,7 @@ cdef extern from "ring/fi_ring.h" nogil:
         char *schemas
         char *start_errors
         fi_window *windows
+        fi_returned returned
     int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total)
     int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event)
     void fi_ring_detach(fi_ring *ring)
@@ -214,7 +214,6 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
         fi_ring *ring
         fi_slot_record *slot
         uint32_t *free_stack
-        fi_returned returned
         uint32_t free_count
         uint64_t head
         uint64_t tail
@@ -241,6 +240,7 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
     int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
                          uint64_t *have)
     void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes)
+    void fi_parent_take_back(fi_parent *parent, uint32_t stack)
     void fi_parent_collect(fi_parent *parent)
     bint fi_parent_is_ready(const fi_parent *parent, uint32_t slot, uint32_t *flags)
     uint32_t fi_parent_count_ready(const fi_parent *parent)
@@ -318,7 +318,6 @@ cdef extern from "ring/fi_stream.h" nogil:
         bint ended
     ctypedef struct fi_stream:
         fi_source *source
-        fi_returned returned
     ctypedef struct fi_part:
         uint64_t q
         uint32_t slot

@@ -1,7 +1,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from fastiter._clib.csrc cimport (
-    fi_claim, fi_geometry, fi_returned, fi_ring, fi_views, fi_worker, fi_worker_stat)
+    fi_claim, fi_geometry, fi_ring, fi_views, fi_worker, fi_worker_stat)
 
 cdef enum:
     HEAD_BYTES = 24  # of a packed object: checksum, number of buffers, bytes of the pickle
@@ -14,7 +14,6 @@ cdef class Arena:
     cdef readonly int fd
     cdef int pid
     cdef fi_views views
-    cdef fi_returned returned  # slots of leases that have ended
     cdef public bint keeps_pages  # something else than the mapping refers to the pages of slots
     cdef int event_ends[2]
     cdef int map(self, fi_geometry *geometry) noexcept

@@ -10,7 +10,6 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EBADF, EFBIG, EINVAL, ENOMEM
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 from posix.unistd cimport _exit, close
 
@@ -108,8 +107,7 @@ cdef class Arena:
         self.fd = fd
         rc = fi_ring_attach(&self.ring, geometry, base, fd, self.event_ends[1])
         self.ring.base = <char *>base
-        self.returned.next = <uint32_t *>calloc(geometry.slots, sizeof(uint32_t))
-        return ENOMEM if self.returned.next == NULL else rc
+        return rc
 
     @property
     def geometry(self):
@@ -175,7 +173,6 @@ cdef class Arena:
 
     def __dealloc__(self):
         self.close_descriptors()
-        free(self.returned.next)
         if self.ring.base != NULL:
             with nogil:  # some 80 ms a GB where the memory goes with it
                 fi_ring_detach(&self.ring)

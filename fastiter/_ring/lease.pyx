@@ -79,7 +79,7 @@ cdef class Lease:
         is_shared = self.arena.pid != fi_process_id()
         if self.is_owner and not is_shared:
             is_shared = fi_view_ends(&self.arena.views, &forks, self.began)
-            fi_returned_push(&self.arena.returned, self.slot, is_shared)
+            fi_returned_push(&self.arena.ring.returned, self.slot, is_shared)
         if fi_slot_let_go(&self.arena.ring, self.slot, is_shared):
             with nogil:  # the ring is closed
                 fi_slot_free(&self.arena.ring, self.slot)

@@ -94,18 +94,17 @@ cdef class BatchScheduler(ParentRing):
 
     cdef int collect(self) except -1:
         """Frees the slots whose leases have ended, and that no GPU reads any more."""
-        cdef fi_returned *returned = &self.arena.returned
-        cdef uint32_t stack = fi_returned_take(returned)
+        cdef uint32_t stack = fi_returned_take(&self.arena.ring.returned)
         cdef list entry
-        if stack != 0 and self.registration is None:
-            fi_returned_move(returned, stack, &self.parent.returned)
+        if self.registration is None:
+            fi_parent_take_back(&self.parent, stack)
         elif stack != 0:
             self.resting.append([stack, None])
         for entry in self.resting:
             if entry[1] is None:  # an interrupted call may have left some
                 entry[1] = self.registration.mark()
         while self.resting and self.registration.is_done(self.resting[0][1]):
-            fi_returned_move(returned, self.resting.pop(0)[0], &self.parent.returned)
+            fi_parent_take_back(&self.parent, self.resting.pop(0)[0])
         fi_parent_collect(&self.parent)
         return 0
 

@@ -206,8 +206,6 @@ cdef class StreamRing(ParentRing):
         OverwrittenError if shared memory was overwritten.
         """
         cdef uint32_t readers = self.arena.ring.geometry.workers, reader
-        fi_returned_move(&self.arena.returned, fi_returned_take(&self.arena.returned),
-                         &self.stream.returned)
         fi_stream_collect(&self.stream)
         for _ in range(readers):
             reader = self.turn

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "collect.h"
 #include "map_slots.h"
 #include "os/fi_platform.h"
 

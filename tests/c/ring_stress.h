@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "collect.h"
 #include "map_slots.h"
 #include "os/fi_platform.h"
 #include "ring_stress_rows.h"
@@ -247,7 +248,7 @@ static uint32_t wait_for_batch(stress *t, uint32_t *flags)
             dump(t);
             CHECK(!"a batch within 20 seconds");
         }
-        fi_parent_collect(parent);
+        collect(parent);
         start_due(t);
         uint64_t depth = 1 + draw(&t->random, t->prefetch);
         while (under_way(parent) < depth && parent->free_count > 0)
@@ -261,7 +262,7 @@ static uint32_t wait_for_batch(stress *t, uint32_t *flags)
         bool any = parent->head == parent->tail;
         fi_parent_announce_sleep(parent, any || t->overtakes ? FI_ANY : parent->head);
         if (any)
-            fi_parent_collect(parent);
+            collect(parent);
         if (!find_ready(t, &slot, flags) && !(any && parent->free_count > 0))
             wait_for_event(t);
         fi_parent_cancel_sleep(parent);

@@ -175,8 +175,8 @@ static void test_slots_come_back_before_the_schedule(void)
     work_all(&f, 0);
     take_ready(&f, false);
     CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &chosen), FI_OK);
-    fi_parent_release(&f.parent, leased, false);
-    fi_parent_collect(&f.parent); /* now the one used last */
+    fi_returned_push(&f.ring.returned, leased, false);
+    collect(&f.parent); /* now the one used last */
     CHECK_EQ(fi_parent_schedule(&f.parent, chosen, &index, 1, 0, 0, 0, false, &q), FI_OK);
     CHECK(chosen != leased && slot_of(&f, q) == chosen);
     CHECK_EQ(fi_parent_schedule(&f.parent, chosen, &index, 1, 0, 0, 0, false, &q), FI_E_FULL);
@@ -324,9 +324,9 @@ static void test_finish_and_take(void)
     take_ready(&f, true); /* copied: free at once, and the next to be used */
     CHECK_EQ(f.parent.slot[slot].phase, FI_FREE);
     CHECK_EQ(slot_of(&f, schedule(&f, 1)), slot);
-    fi_parent_release(&f.parent, leased, false);
+    fi_returned_push(&f.ring.returned, leased, false);
     CHECK_EQ(f.parent.slot[leased].phase, FI_LEASED);
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(f.parent.slot[leased].phase, FI_FREE);
     CHECK_EQ(slot_of(&f, schedule(&f, 1)), leased); /* last in, first out */
     tear_down(&f);
@@ -556,7 +556,7 @@ static void test_reset_states(void)
     for (uint32_t row = 0; row < 2; row++)
         CHECK(row_word(&f, slot_of(&f, todo), row) == fi_word(todo, 0, FI_CANCELLED, 0));
 
-    fi_parent_collect(&f.parent); /* READY and CANCELLED slots are free, the other two are in use */
+    collect(&f.parent); /* READY and CANCELLED slots are free, the other two are in use */
     CHECK_EQ(f.parent.draining, 2);
     CHECK_EQ(f.parent.slot[finishing.slot].phase, FI_DRAIN);
     CHECK_EQ(f.parent.slot[owned.slot].phase, FI_DRAIN);
@@ -564,12 +564,12 @@ static void test_reset_states(void)
     fi_row_done(f.workers + 1, &owned, 0, FI_ROW_OK);
     CHECK_EQ(next_claim(&f, 1, &owned), CLAIM_SLEEP);
     CHECK(parent_was_rung(&f)); /* W7 */
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(f.parent.draining, 1);
     fi_parent_announce_sleep(&f.parent, FI_ANY);
     fi_worker_ready(f.workers, &finishing, 0);
     CHECK(parent_was_rung(&f));
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(f.parent.draining, 0);
     CHECK_EQ(f.parent.free_count, SLOTS);
     tear_down(&f);
@@ -665,7 +665,7 @@ static void test_late_worker(void)
     uint64_t q = schedule(&f, 2);
     CHECK_EQ(next_claim(&f, 0, &late), FI_CLAIM_ROWS);
     fi_parent_reset(&f.parent);
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(slot_of(&f, schedule(&f, 2)), late.slot);
     CHECK(!fi_row_own(f.workers, &late, late.first));
     own_batch(&f, 1, &claim, 2);

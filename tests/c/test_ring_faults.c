@@ -27,7 +27,7 @@ static void test_losses(void)
     CHECK_EQ(recover(&f, 2, false), 2);
     CHECK(row_word(&f, claim.slot, 3) == fi_word(q, 0, FI_CANCELLED, 0));
     CHECK(row_word(&f, claim.slot, 4) == fi_word(q, 0, FI_CANCELLED, 0));
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(f.parent.free_count, SLOTS);
     tear_down(&f);
 }
@@ -49,7 +49,7 @@ static void test_lost_finish(void)
         CHECK_EQ(recover(&f, 0, kind == 1), 1);
         if (kind == 2) {
             CHECK(state_word(&f, claim.slot) == fi_word(q, 0, FI_CANCELLED, 0));
-            fi_parent_collect(&f.parent);
+            collect(&f.parent);
             CHECK_EQ(f.parent.free_count, SLOTS);
         } else if (kind == 1) {
             CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
@@ -146,13 +146,13 @@ static void test_usable_and_release(void)
         CHECK_EQ(fi_parent_usable(&f.parent), SLOTS - 2 - i);
     }
     fi_parent_reset(&f.parent); /* leases are none of its business */
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(f.parent.leased, 3);
-    fi_parent_release(&f.parent, slots[1], false);
-    fi_parent_release(&f.parent, slots[0], false);
-    fi_parent_release(&f.parent, slots[2], false);
+    fi_returned_push(&f.ring.returned, slots[1], false);
+    fi_returned_push(&f.ring.returned, slots[0], false);
+    fi_returned_push(&f.ring.returned, slots[2], false);
     CHECK_EQ(f.parent.leased, 3); /* a stack of its own until the parent comes by */
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(f.parent.leased, 0);
     CHECK_EQ(f.parent.free_count, SLOTS);
     CHECK_EQ(fi_parent_usable(&f.parent), SLOTS - 1);
@@ -172,7 +172,7 @@ static void test_draining_is_not_usable(void)
     schedule(&f, 1);
     own_batch(&f, 0, &claim, 1);
     fi_parent_reset(&f.parent);
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(fi_parent_usable(&f.parent), SLOTS - 2);
     tear_down(&f);
 }
@@ -183,11 +183,11 @@ static void test_retire_after_fork(void)
     set_up(&f, 1);
     CHECK_EQ(f.parent.free_count, SLOTS - 1);
     uint32_t first = lease_one(&f), second = lease_one(&f), back = lease_one(&f);
-    fi_parent_release(&f.parent, back, false);
-    fi_parent_release(&f.parent, second, true);
-    fi_parent_release(&f.parent, first, true);
+    fi_returned_push(&f.ring.returned, back, false);
+    fi_returned_push(&f.ring.returned, second, true);
+    fi_returned_push(&f.ring.returned, first, true);
     CHECK_EQ(f.parent.retired, 0); /* any thread says so: nothing but the stack changes */
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(f.parent.retired, 2);
     CHECK_EQ(f.parent.leased, 0);
     CHECK_EQ(f.parent.slot[first].phase, FI_RETIRED);
@@ -229,26 +229,23 @@ static void test_views(void)
     CHECK(!fi_view_ends(&views, &forks, fi_view_begins(&views, &forks)));
 }
 
-/* A stack that was taken can wait, and goes onto another one as it is. */
-static void test_returned_moves(void)
+/* A stack that was taken can wait, whatever is pushed meanwhile. */
+static void test_returned_waits(void)
 {
-    uint32_t links[4], others[4], slot, stack;
+    uint32_t links[4], slot, stack;
     bool not_again;
-    fi_returned from = {.next = links}, to = {.next = others};
-    CHECK_EQ(fi_returned_take(&from), 0);
+    fi_returned returned = {.next = links};
+    CHECK_EQ(fi_returned_take(&returned), 0);
     for (slot = 0; slot < 3; slot++)
-        fi_returned_push(&from, slot, slot == 1);
-    stack = fi_returned_take(&from);
-    fi_returned_push(&from, 3, false); /* meanwhile */
-    fi_returned_move(&from, stack, &to);
-    stack = fi_returned_take(&to);
-    for (uint32_t wanted = 0; wanted < 3; wanted++) {
-        CHECK(fi_returned_next(&to, &stack, &slot, &not_again));
+        fi_returned_push(&returned, slot, slot == 1);
+    stack = fi_returned_take(&returned);
+    fi_returned_push(&returned, 3, false); /* meanwhile */
+    for (uint32_t wanted = 3; wanted-- > 0;) {
+        CHECK(fi_returned_next(&returned, &stack, &slot, &not_again));
         CHECK(slot == wanted && not_again == (slot == 1));
     }
-    CHECK(!fi_returned_next(&to, &stack, &slot, &not_again));
-    fi_returned_move(&from, fi_returned_take(&from), &to);
-    CHECK_EQ(fi_returned_take(&to), 4);
+    CHECK(!fi_returned_next(&returned, &stack, &slot, &not_again));
+    CHECK_EQ(fi_returned_take(&returned), 4);
 }
 
 /* ---- payload ------------------------------------------------------------------------------- */
@@ -420,13 +417,13 @@ static void test_a_batch_moves(void)
     CHECK_EQ(fi_parent_check(&f.parent, to, &irregular, &row, &word), FI_OK);
     CHECK_EQ(irregular, 1);
     fi_parent_take(&f.parent, to, true);
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(f.parent.draining, 1); /* the old slot stays the stuck worker's, */
     CHECK(fi_parent_losses(&f.parent, 2, losses, ROWS) > 0);
     own_all(&f, 2, &stuck, FI_ROW_OK);
     for (row = stuck.first; row < stuck.first + stuck.count; row++)
         fi_row_done(f.workers + 2, &stuck, row, FI_ROW_OK);
-    fi_parent_collect(&f.parent); /* until it lets go */
+    collect(&f.parent); /* until it lets go */
     CHECK_EQ(f.parent.draining, 0);
     CHECK_EQ(f.parent.free_count, SLOTS);
     tear_down(&f);
@@ -612,7 +609,7 @@ static void test_a_stuck_fetch_holds_no_slot(void)
     fi_claim claims[2];
     begin_hedge_of_slow_row(&f, claims, claims + 1);
     fi_parent_reset(&f.parent);
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(f.parent.free_count, SLOTS);
     CHECK(!fi_row_win(f.workers, claims, 0) && !fi_row_win(f.workers + 1, claims + 1, 0));
     tear_down(&f);
@@ -762,7 +759,7 @@ int main(void)
     test_draining_is_not_usable();
     test_retire_after_fork();
     test_views();
-    test_returned_moves();
+    test_returned_waits();
     test_heap();
     test_committed();
     test_decommit();

@@ -90,7 +90,7 @@ static void kill_some(stress *t)
 
 static void release_here(stress *t, uint32_t slot)
 {
-    fi_parent_release(&t->parent, slot, false);
+    fi_returned_push(&t->ring.returned, slot, false);
 }
 
 static void run(const char *name, uint32_t slots, uint32_t number, bool pipes, bool corrupt,

@@ -104,14 +104,14 @@ static void *run_reader(void *argument)
         if (end)
             return NULL;
         verify(t, slot, false);
-        fi_parent_release(&t->parent, slot, false);
+        fi_returned_push(&t->ring.returned, slot, false);
     }
 }
 
 static void release_here_or_there(stress *t, uint32_t slot)
 {
     if (draw(&t->random, 2)) {
-        fi_parent_release(&t->parent, slot, false);
+        fi_returned_push(&t->ring.returned, slot, false);
         return;
     }
     pthread_mutex_lock(&queue.lock);

@@ -60,13 +60,13 @@ static void test_corrupt_head_drains(void)
     CHECK(row == 2 && word == fi_word(q, 0, FI_OWNED, 0));
     fi_parent_drop(&f.parent, slot);
     CHECK_EQ(f.parent.head, q + 1);
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(f.parent.slot[slot].phase, FI_DRAIN);
     fi_parent_announce_sleep(&f.parent, FI_ANY);
     fi_row_done(f.workers, &owned, 2, FI_ROW_OK);
     CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS); /* of the next batch */
     CHECK(claim.q == q + 1 && parent_was_rung(&f));
-    fi_parent_collect(&f.parent);
+    collect(&f.parent);
     CHECK_EQ(f.parent.slot[slot].phase, FI_FREE);
     tear_down(&f);
 }
@@ -166,7 +166,7 @@ static void test_given_up_while_it_drains(void)
             atomic_store(&f.ring.slots[slot].state, fi_word(q, UINT16_MAX, FI_FINISHING, 0));
         all_sleep(&f);
         fi_parent_reset(&f.parent);
-        fi_parent_collect(&f.parent);
+        collect(&f.parent);
         CHECK_EQ(f.parent.draining, 1);
         CHECK(fi_parent_stalled(&f.parent));
         fi_parent_give_up(&f.parent);
@@ -198,13 +198,13 @@ static void test_corrupt_words_keep_their_slot(void)
         case 1: atomic_store(fi_row_word(&f.ring, slot, 0), fi_word(q, WORKERS, FI_OWNED, 0)); break;
         default: atomic_store(&f.ring.slots[slot].state, 0);
         }
-        fi_parent_collect(&f.parent);
+        collect(&f.parent);
         CHECK_EQ(f.parent.draining, 1);
         if (corrupt == 2)
             fi_worker_ready(&late, &claim, 0);
         else
             fi_row_done(&late, &claim, 0, FI_ROW_OK); /* the late writer ends */
-        fi_parent_collect(&f.parent);
+        collect(&f.parent);
         CHECK_EQ(f.parent.draining, 0);
         tear_down(&f);
     }

@@ -143,11 +143,11 @@ static void test_two_slots_are_never_lent(void)
     CHECK_EQ(c.stream.source[0].away, 3);
     for (uint32_t i = 0; i < lent; i++)
         check_row(fi_slot_payload(&c.ring, slots[i]), 0, 2 * i);
-    fi_stream_release(&c.stream, slots[1], false);
-    fi_stream_release(&c.stream, slots[0], false);
+    fi_returned_push(&c.ring.returned, slots[1], false);
+    fi_returned_push(&c.ring.returned, slots[0], false);
     fi_stream_collect(&c.stream);
     CHECK_EQ(c.stream.source[0].away, 1);
-    fi_stream_release(&c.stream, slots[2], true);
+    fi_returned_push(&c.ring.returned, slots[2], true);
     fi_stream_collect(&c.stream);
     CHECK_EQ(c.stream.source[0].away, 1);
     for (uint64_t block = 20; block < 40; block++) {

@@ -77,7 +77,7 @@ static void release_one(run *t)
             t->held[i] = t->held[--t->held_count];
     for (uint32_t row = 0; row < h.rows; row++)
         check_row(fi_slot_payload(&t->c.ring, h.slot) + row * ROW_BYTES, h.reader, h.first + row);
-    fi_stream_release(&t->c.stream, h.slot, false);
+    fi_returned_push(&t->c.ring.returned, h.slot, false);
 }
 
 /* Takes some rows of one reader; false if there is nothing new. */

@@ -168,9 +168,9 @@ static void play(game *g, fuzz_input *in)
     case 6: take(g, chosen >> 2 & 3, chosen & 2, chosen & 1); break;
     case 7:
         if (g->leased > 0)
-            fi_parent_release(parent, g->leases[--g->leased], false);
+            fi_returned_push(&parent->ring->returned, g->leases[--g->leased], false);
         break;
-    case 8: fi_parent_collect(parent); break;
+    case 8: collect(parent); break;
     case 9: fi_parent_reset(parent); break;
     case 10: replace(g, w, chosen & 128); break;
     case 11: fi_parent_restore_hints(parent); break;
@@ -199,7 +199,7 @@ static void come_to_rest(game *g)
             while (g->hands[w].kind != CLAIM_SLEEP);
         for (uint32_t i = 0; i < SLOTS; i++)
             take(g, i, true, true);
-        fi_parent_collect(parent);
+        collect(parent);
         check_records(g);
         if (parent->head == parent->tail && parent->draining == 0)
             return;
