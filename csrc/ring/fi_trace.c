@@ -1,5 +1,7 @@
 #include "ring/fi_trace.h"
 
+#include <errno.h>
+
 static fi_trace *trace_of(const fi_ring *ring, uint32_t worker)
 {
     return (fi_trace *)(ring->traces + (uint64_t)worker * FI_TRACE_BYTES);
@@ -19,6 +21,8 @@ void fi_trace_put(const fi_ring *ring, uint32_t worker, enum fi_event_kind kind,
 int fi_trace_start(const fi_ring *ring, uint64_t *need, uint64_t *have)
 {
     uint32_t workers = ring->geometry.workers;
+    if (!fi_ring_has_file(ring))
+        return EBADF;
     int rc = fi_shm_commit(ring->fd, (uint64_t)(ring->traces - ring->base),
                            (uint64_t)workers * FI_TRACE_BYTES, need, have);
     if (rc != FI_OK)

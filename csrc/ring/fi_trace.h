@@ -1,6 +1,6 @@
 /* Records of the workers' time, if the program asks for it: one event for each stretch.
  *
- * Each worker has a record of its own behind the payload of the segment, whose pages are
+ * Each worker has a record of its own in the control area of the segment, whose pages are
  * allocated when they are first wanted. The last FI_TRACE_EVENTS events of each worker are kept. The
  * parent reads them when it has turned recording off. Like fi_worker_stat, events serve messages alone.
  */
@@ -38,8 +38,8 @@ static inline bool fi_traces(const fi_ring *ring)
 void fi_trace_put(const fi_ring *ring, uint32_t worker, enum fi_event_kind kind,
                   const fi_event *event, uint32_t rows);
 
-/* Parent. Allocates the records' pages (FI_E_MEMORY with need and have), empties them, and has
- * workers record from their next range on. */
+/* Parent. Allocates the records' pages (FI_E_MEMORY with need and have; EBADF: the descriptor is closed, or
+ * that of another file), empties them, and has workers record from their next range on. */
 int fi_trace_start(const fi_ring *ring, uint64_t *need, uint64_t *have);
 void fi_trace_stop(const fi_ring *ring);
 /* Copies the events that worker has recorded, the oldest first, into `out`, which has room for

@@ -30,7 +30,6 @@ cdef dict EVENT_KINDS = {
 }
 
 
-
 @cython.no_gc_clear  # __dealloc__ closes the pipes of the doorbells
 cdef class ParentRing:
     """The parent's side of an arena, of batches or of reader streams.
@@ -178,9 +177,9 @@ cdef class ParentRing:
         cdef int rc
         with nogil:
             rc = fi_trace_start(&self.arena.ring, &need, &have)
-        if rc != FI_OK:
-            raise MemoryError(
-                f"no memory to record a trace: {need} bytes needed, {have} available (status {rc})")
+        if rc == EBADF:
+            raise closed_by_others()
+        check(rc, "memory to record a trace", need, have)
 
     def stop_trace(self):
         fi_trace_stop(&self.arena.ring)

@@ -145,3 +145,28 @@ def test_descriptors_that_the_program_closes(tmp_path, method):
     script = CLOSED.replace("{method!r}", repr(method))
     status, out, err = run_script(tmp_path, script)
     assert (status, out) == (0, "done\n"), err
+
+
+TRACED = (
+    HEAD
+    + """
+if __name__ == "__main__":
+    iterator = MultiprocessIterator(Blocks(400), 4, n_processes=2, context="fork")
+    next(iterator)
+    os.closerange(3, 1000)
+    own = [os.open("own", os.O_RDWR | os.O_CREAT) for _ in range(64)]
+    try:
+        with iterator.trace():
+            pass
+    except OSError as error:
+        assert error.errno == errno.EBADF and "create a new iterator" in str(error), error
+    else:
+        print("no error")
+    print(os.stat("own").st_blocks)
+"""
+)
+
+
+def test_a_trace_leaves_the_file_alone_that_has_the_descriptors_now(tmp_path):
+    status, out, err = run_script(tmp_path, TRACED)
+    assert (status, out) == (0, "0\n"), err
