@@ -409,8 +409,7 @@ def unpack(
     OverwrittenError if it is not the object packed for the place in a slot that `seed` identifies.
     An image has no seed; `mapped` are its mappings of files.
     """
-    if view.nbytes < _HEAD.size:
-        raise OverwrittenError(f"shared memory was overwritten: {view.nbytes} bytes hold no object")
+    _check_end(view, at + _HEAD.size)
     checksum, buffers, length = _HEAD.unpack_from(view, at)
     pairs = at + _HEAD.size
     start = pairs + _PAIR.size * buffers

@@ -27,6 +27,7 @@ from scribbled import BOUND
 from scribbler import DEEDS, Scribbler, memory_of, payload_start, regions
 
 from fastiter import OverwrittenError
+from fastiter._ring.serialization import packed_bytes, unpack
 
 REGIONS = [*regions((1, 1, 1, 1, 4096)), "all", "payload"]
 FILLS = {"zeros": 0, "ones": 0xFF, "flips": 0x55}
@@ -216,3 +217,11 @@ def test_the_segment_cannot_be_truncated(make):
         assert caught.value.errno == errno.EPERM
     assert np.array_equal(np.stack(first), np.arange(8 * 64).reshape(8, 64))
     assert np.array_equal(next(iterator)[0], np.arange(64) + 8 * 64)
+
+
+def test_a_place_at_the_end_of_a_slot_holds_no_object():
+    memory = bytes(packed_bytes([1]))
+    assert unpack(memoryview(memory)) == [1]
+    for at in (len(memory) - 8, len(memory)):
+        with pytest.raises(OverwrittenError, match="claims"):
+            unpack(memoryview(memory), 1, at)
