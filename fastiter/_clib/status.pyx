@@ -68,6 +68,10 @@ cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
         raise OverwrittenError(f"{what}: shared memory was overwritten")
     if rc < 0:
         raise RuntimeError(f"{what}: the ring answered {rc}")
+    if have:  # memory that was there, and could not be allocated
+        what = (f"{what}: fallocate() of {need} bytes of a memfd, or of a file in /dev/shm where there "
+                "is no memfd_create, was refused; allow it, or use no worker processes "
+                "(n_processes=0, num_workers=0)")
     raise OSError(rc, f"{what}: {os.strerror(rc)}")
 
 

@@ -105,6 +105,37 @@ def test_without_calls(tmp_path, method, names, error):
     assert (status, out, err) == (0, "done\n", ""), err
 
 
+ALLOCATED = """
+    import errno
+    from without_calls import refuse
+    from examples_of import Blocks
+    from fastiter import MultiprocessIterator, cache
+
+    def error_of(function):
+        try:
+            function()
+        except PermissionError as error:
+            return str(error)
+
+    if __name__ == "__main__":
+        refuse(["fallocate"], errno.EPERM)
+        iterator = MultiprocessIterator(Blocks(48), 8, n_processes=1, context="fork")
+        print(error_of(iterator.next))
+        iterator.finalize()
+        print(error_of(lambda: cache(Blocks(48), path="rows.cache")[0]))
+"""
+
+
+def test_memory_that_cannot_be_allocated_is_named(tmp_path):
+    status, out, err = run_script(tmp_path, textwrap.dedent(ALLOCATED))
+    ring, file = out.splitlines()
+    assert (status, err) == (0, ""), err
+    assert "memory for a batch: fallocate() of " in ring
+    assert "n_processes=0" in ring
+    assert "rows.cache" in file
+    assert "memory=" in file
+
+
 CLOSED = """
     import errno, os, pathlib, threading
     from without_calls import refuse

@@ -23,6 +23,7 @@ NUMBERS = {
         "madvise": 28,
         "prctl": 157,
         "sched_getaffinity": 204,
+        "fallocate": 285,
     },
     "aarch64": {
         "memfd_create": 279,
@@ -32,6 +33,7 @@ NUMBERS = {
         "madvise": 233,
         "prctl": 167,
         "sched_getaffinity": 123,
+        "fallocate": 47,
     },
 }
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
