@@ -121,11 +121,8 @@ static int map_fresh(size_t bytes, void **data, size_t *capacity)
         munmap(base + head + rounded, total - head - rounded);
     *data = base + head;
     *capacity = rounded;
-#ifdef MADV_HUGEPAGE
-    if (huge) {
+    if (huge)
         madvise(*data, rounded, MADV_HUGEPAGE); /* a refusal costs time only */
-    }
-#endif
     return FI_OK;
 }
 

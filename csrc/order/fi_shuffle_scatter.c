@@ -97,9 +97,7 @@ static void *scratch_open(size_t bytes)
 
     if (base == MAP_FAILED)
         return NULL;
-#ifdef MADV_HUGEPAGE
     (void)madvise(base, bytes, MADV_HUGEPAGE); /* only advice */
-#endif
     return base;
 }
 

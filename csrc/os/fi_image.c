@@ -62,7 +62,6 @@ static void *unmap(void *argument)
 void fi_image_close(int fd, uint64_t bytes)
 {
     struct mapping last = {MAP_FAILED, bytes};
-#ifdef MADV_DONTFORK
     if (bytes >= MANY_BYTES) { /* a mapping in the descriptor's place, which no child gets */
         last.base = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0);
         if (last.base != MAP_FAILED && madvise(last.base, bytes, MADV_DONTFORK) != 0) {
@@ -70,7 +69,6 @@ void fi_image_close(int fd, uint64_t bytes)
             last.base = MAP_FAILED;
         }
     }
-#endif
     close(fd);
     if (last.base == MAP_FAILED)
         return;

@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#if defined(F_OFD_SETLK) && defined(__linux__)
-
 int fi_lock_set(int own, uint64_t byte, enum fi_lock kind)
 {
     static const short types[] = {
@@ -37,20 +35,3 @@ int fi_lock_open(int fd, int *own)
     *own = -1;
     return rc == EINVAL ? ENOSYS : rc; /* kernels before 3.15, and some that imitate one */
 }
-
-#else
-
-int fi_lock_set(int own, uint64_t byte, enum fi_lock kind)
-{
-    (void)own, (void)byte, (void)kind;
-    return ENOSYS;
-}
-
-int fi_lock_open(int fd, int *own)
-{
-    (void)fd;
-    *own = -1;
-    return ENOSYS;
-}
-
-#endif

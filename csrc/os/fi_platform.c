@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(__linux__) && !defined(FI_PORTABLE)
+#ifndef FI_PORTABLE
 #define FI_LINUX 1
 #include <linux/futex.h>
 #include <sys/eventfd.h>
@@ -127,13 +127,9 @@ int fi_shm_map(int fd, uint64_t offset, uint64_t bytes, bool private, void **bas
     void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)offset);
     if (address == MAP_FAILED)
         return errno;
-#ifdef MADV_DONTDUMP
     (void)madvise(address, bytes, MADV_DONTDUMP);
-#endif
-#ifdef MADV_HUGEPAGE
     if (!private)
         (void)madvise(address, bytes, MADV_HUGEPAGE); /* heeded only where shmem_enabled=advise */
-#endif
     *base = address;
     return FI_OK;
 }
@@ -151,14 +147,7 @@ int fi_shm_forget(void *base, uint64_t bytes)
 
 int fi_shm_inherit(void *base, uint64_t bytes, bool inherited)
 {
-#ifdef MADV_DONTFORK
     return madvise(base, bytes, inherited ? MADV_DOFORK : MADV_DONTFORK) == 0 ? FI_OK : errno;
-#else
-    (void)base;
-    (void)bytes;
-    (void)inherited;
-    return FI_OK;
-#endif
 }
 
 uint64_t fi_shm_limit(uint64_t parts)
@@ -358,12 +347,7 @@ void fi_shm_decommit(int fd, uint64_t offset, uint64_t bytes)
 
 void fi_shm_remove(void *base, uint64_t bytes)
 {
-#ifdef MADV_REMOVE
     (void)madvise(base, bytes, MADV_REMOVE);
-#else
-    (void)base;
-    (void)bytes;
-#endif
 }
 
 /* ---- doorbells ------------------------------------------------------------------------- */
@@ -447,7 +431,7 @@ bool fi_bells_need_pipes(void)
 
 int fi_pipe_open(int ends[2])
 {
-    if (pipe(ends) != 0)
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
         return errno;
     ends[0] = above_stdio(ends[0]);
     ends[1] = above_stdio(ends[1]);
@@ -459,10 +443,6 @@ int fi_pipe_open(int ends[2])
             ends[end] = -1;
         }
         return rc;
-    }
-    for (int end = 0; end < 2; end++) {
-        (void)fcntl(ends[end], F_SETFD, FD_CLOEXEC);
-        (void)fcntl(ends[end], F_SETFL, O_NONBLOCK);
     }
     return FI_OK;
 }
@@ -533,11 +513,7 @@ int64_t fi_now_ns(void)
 
 int64_t fi_coarse_ns(void)
 {
-#ifdef CLOCK_MONOTONIC_COARSE
     return read_clock(CLOCK_MONOTONIC_COARSE);
-#else
-    return read_clock(CLOCK_MONOTONIC);
-#endif
 }
 
 void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns)

@@ -6,11 +6,9 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
-#ifdef __linux__
-#include <sys/prctl.h>
-#endif
 
 #include "base/fi_base.h"
 #include "os/fi_thread.h"
@@ -23,9 +21,7 @@ static void *watch_parent(void *argument)
 {
     struct watch watch = *(struct watch *)argument;
     free(argument);
-#ifdef __linux__
     prctl(PR_SET_NAME, "fastiter-watch"); /* the program knows it by this name */
-#endif
     for (;;) {
         int got = poll(watch.entries, 2, -1);
         if (got > 0 && (watch.entries[0].revents | watch.entries[1].revents))
@@ -45,14 +41,10 @@ int fi_watch_parent(int parent_pidfd, int parent_death_pipe)
 
 int fi_die_with_parent(int parent)
 {
-#ifdef __linux__
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
         return errno;
     if (getppid() != (pid_t)parent)
         _exit(EXIT_FAILURE);
-#else
-    (void)parent;
-#endif
     return FI_OK;
 }
 

@@ -26,12 +26,6 @@ cdef extern from *:
     #define FI_LISTS_CHANGE 0
     #endif
 
-    #if defined(__GNUC__) || defined(__clang__)
-    #define fi_prefetch(address) __builtin_prefetch(address)
-    #else
-    #define fi_prefetch(address) ((void)0)
-    #endif
-
     #define fi_type(object) ((PyObject *)Py_TYPE(object))
     /* Whether obj[i] is tuple's own: true of named tuples too. */
     #define fi_indexed_as_tuple(object) (PyTuple_Check(object) && Py_TYPE(object)->tp_as_mapping \
@@ -45,7 +39,7 @@ cdef extern from *:
     bint fi_int_is_small(PyObject *object) nogil
     Py_ssize_t fi_int_value(PyObject *object) nogil
     const bint FI_LISTS_CHANGE
-    void fi_prefetch(const void *address) nogil
+    void fi_prefetch "__builtin_prefetch"(const void *address) nogil
     PyObject *fi_type(PyObject *object) nogil
     bint fi_indexed_as_tuple(PyObject *object) nogil
 
