@@ -182,7 +182,7 @@ def _allocate(fd: int, nbytes: int) -> None:
         os.posix_fallocate(fd, 0, nbytes)
     except PermissionError as error:
         error.strerror = (
-            f"fallocate() of {nbytes} bytes for the index of a cache was refused: allow it, or pass "
+            f"fallocate() of {nbytes} bytes for the index of a cache was refused: allow it, or use "
             "memory= in place of path="
         )
         raise
