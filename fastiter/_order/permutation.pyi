@@ -24,8 +24,7 @@ def fast_permutation(
 @final
 class VirtualOrder:
     def __init__(self, n: SupportsIndex, words: tuple[int, int], stream: int) -> None: ...
-    @property
-    def index_bound(self) -> int: ...
+    index_bound: int
     def __len__(self) -> int: ...
     def checked_part(
         self, start: SupportsIndex, count: SupportsIndex | None

@@ -14,7 +14,5 @@ class TurnPlanQueue(PlanQueue):
     counts_rows: bool
     first_shift: int
     def __init__(self, state: Any, n_workers: int, rows: int) -> None: ...
-    @property
-    def n_workers(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
+    n_workers: int
+    rows: int
