@@ -29,6 +29,15 @@ enum {
 #define fi_store_release(place, value) atomic_store_explicit(place, value, memory_order_release)
 #define fi_add_relaxed(place, value) atomic_fetch_add_explicit(place, value, memory_order_relaxed)
 
+/* Raises a word to a value that it is below. */
+static inline void fi_raise_to(_Atomic uint64_t *place, uint64_t value)
+{
+    uint64_t now = fi_load_relaxed(place);
+    while (now < value && !atomic_compare_exchange_weak_explicit(
+                              place, &now, value, memory_order_acq_rel, memory_order_relaxed))
+        ;
+}
+
 #define FI_MOST_NDIM 32                   /* dimensions of an array: NumPy 1 allows no more */
 #define FI_MOST_BYTES ((uint64_t)1 << 46) /* of an array, or of one slot */
 

@@ -135,7 +135,7 @@ void fi_copy_strided(void *dst, const void *src, int ndim, const int64_t *dims,
 {
     char *out = dst;
     const char *in = src;
-    int64_t at[FI_COPY_NDIM] = {0};
+    int64_t at[FI_MOST_NDIM] = {0};
     size_t run = itemsize; /* bytes that lie side by side in both */
 
     for (int axis = 0; axis < ndim; axis++)

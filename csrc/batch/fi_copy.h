@@ -34,9 +34,7 @@ void fi_copy_uncached(void *dst, const void *src, size_t bytes);
  * over and over: byte i of dst gets byte i % FI_CACHE_LINE of it. */
 void fi_fill_uncached(void *dst, const void *line, size_t bytes);
 
-#define FI_COPY_NDIM 32
-
-/* Copies an array of elements of `itemsize` bytes, of any strides and FI_COPY_NDIM axes at most, to
+/* Copies an array of elements of `itemsize` bytes, of any strides and FI_MOST_NDIM axes at most, to
  * where they lie one after the other in C order. The areas must not overlap. */
 void fi_copy_strided(void *dst, const void *src, int ndim, const int64_t *dims,
                      const int64_t *strides, size_t itemsize);

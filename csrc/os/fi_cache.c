@@ -98,13 +98,6 @@ bool fi_cache_copy(const fi_cache *cache, uint64_t offset, void *into, uint64_t 
     return move_all(cache->fd, into, bytes, offset, false);
 }
 
-static void raise_to(fi_cache *cache, uint64_t word, uint64_t value)
-{
-    uint64_t now = fi_cache_load(cache, word);
-    while (now < value && !atomic_compare_exchange_weak(cache->words + word, &now, value))
-        ;
-}
-
 /* An entry beyond the end of a file that was cut fills the gap with zeros, where entries were that
  * count as checked. With a new stamp all are checked again. */
 static void notice_cut(fi_cache *cache)
@@ -149,8 +142,8 @@ int fi_cache_store(fi_cache *cache, uint64_t row, uint64_t claim, fi_cache_entry
         fi_cache_put(cache, word + 1, fi_cache_load(cache, FI_CACHE_STAMP));
         if (fi_cache_swap(cache, word, claim, FI_CACHE_PLACE | offset / FI_CACHE_HEAD)) {
             fi_cache_add(cache, FI_CACHE_COMMITTED, bytes);
-            raise_to(cache, FI_CACHE_LARGEST, bytes);
-            raise_to(cache, FI_CACHE_WRITTEN, offset + FI_CACHE_HEAD + entry->size);
+            fi_raise_to(cache->words + FI_CACHE_LARGEST, bytes);
+            fi_raise_to(cache->words + FI_CACHE_WRITTEN, offset + FI_CACHE_HEAD + entry->size);
             fi_cache_put(cache, FI_CACHE_REFUSALS, 0);
             if (fi_cache_load(cache, FI_CACHE_FULL) > FI_CACHE_AT_LIMIT)
                 fi_cache_put(cache, FI_CACHE_FULL, FI_CACHE_HAS_ROOM);

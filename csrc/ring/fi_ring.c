@@ -121,14 +121,6 @@ void fi_ring_detach(fi_ring *ring)
 
 /* ---- payload: pages and heap --------------------------------------------------------------- */
 
-static void raise_to(_Atomic uint64_t *place, uint64_t value)
-{
-    uint64_t now = fi_load_relaxed(place);
-    while (now < value && !atomic_compare_exchange_weak_explicit(
-                              place, &now, value, memory_order_relaxed, memory_order_relaxed)) {
-    }
-}
-
 int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint64_t bytes,
                    uint64_t *need, uint64_t *have)
 {
@@ -146,7 +138,7 @@ int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint6
                            have);
     /* Committing twice is harmless, so two who do it at once need not know of each other. */
     if (rc == FI_OK)
-        raise_to(&ring->slots[slot].committed, bytes);
+        fi_raise_to(&ring->slots[slot].committed, bytes);
     return rc;
 }
 

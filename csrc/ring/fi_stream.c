@@ -271,7 +271,7 @@ bool fi_stream_lend(fi_stream *stream, uint32_t reader)
     if (source->away + 2 >= stream->each)
         return false;
     for (uint32_t slot = reader * stream->each; slot < (reader + 1) * stream->each; slot++)
-        if (stream->phase[slot] >= FI_LENT)
+        if (stream->phase[slot] == FI_LENT)
             bytes += fi_slot_committed(stream->ring, slot);
     if (source->away >= 2 && bytes > stream->most)
         return false;
@@ -300,10 +300,8 @@ void fi_stream_collect(fi_stream *stream)
     uint32_t stack = fi_returned_take(returned), slot;
     bool not_again;
     while (fi_returned_next(returned, &stack, &slot, &not_again)) {
-        if (not_again) {
-            stream->phase[slot] = FI_WITHDRAWN; /* and away, for ever */
-            continue;
-        }
+        if (not_again)
+            continue; /* lent for ever */
         stream->source[slot / stream->each].away--;
         give_back(stream, slot);
     }

@@ -68,16 +68,15 @@ void fi_reader_close(fi_reader *reader, bool last);
 
 /* ---- parent ------------------------------------------------------------------------------- */
 
-/* Owner of a slot: the reader; the parent, which copies out of it; or views of it, for ever if
- * withdrawn. */
-enum fi_stream_phase { FI_AT_READER, FI_IN_HAND, FI_LENT, FI_WITHDRAWN };
+/* Owner of a slot: the reader; the parent, which copies out of it; or views of it. */
+enum fi_stream_phase { FI_AT_READER, FI_IN_HAND, FI_LENT };
 
 /* The parent's own record of a reader. */
 typedef struct fi_source {
     uint64_t q;     /* sequence of the current block, or of the next one */
     uint32_t slot;  /* of the current block */
     uint32_t taken; /* rows; the caller adds what it takes */
-    uint32_t away;  /* slots lent or withdrawn */
+    uint32_t away;  /* slots lent, also those that a forked child may have for ever */
     bool in_hand;
     bool ended;
 } fi_source;

@@ -31,6 +31,15 @@ cdef extern from "numpy/arrayobject.h":
     bint is_exact_array "PyArray_CheckExact"(PyObject *value)
 
 
+cdef inline int64_t *data_of(object array) noexcept:
+    return <int64_t *>bytes_of(<cnp.PyArrayObject *>array)
+
+
+cdef inline object new_indices(int64_t n):
+    cdef cnp.npy_intp length = n
+    return cnp.PyArray_EMPTY(1, &length, cnp.NPY_INT64, 0)
+
+
 cdef inline bint is_int64(cnp.PyArrayObject *array) noexcept:
     """Whether the items are of an int64 dtype of this machine's byte order. NumPy has two: ``long``
     and ``long long`` are both of 8 bytes, and print alike."""

@@ -11,7 +11,7 @@ from libc.stdlib cimport free, malloc
 cimport numpy as cnp
 
 from fastiter._clib.csrc cimport *
-from fastiter._clib.numpy_api cimport int64_items
+from fastiter._clib.numpy_api cimport data_of, int64_items, new_indices
 from fastiter._clib.status cimport check
 
 import numpy as np
@@ -39,10 +39,6 @@ SHUFFLE_MAX = FI_SHUFFLE_MAX
 ISA = fi_isa()  # the best instruction set of this processor, numbered as in csrc/base/fi_isa.h
 
 
-cdef cnp.ndarray empty_order(Py_ssize_t n):
-    return cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&n, cnp.NPY_INT64, 0)
-
-
 cdef fi_seed seed_of(tuple words):
     cdef fi_seed seed
     seed.words[0], seed.words[1] = words
@@ -63,8 +59,8 @@ def permutation(random_state, n):
         return random_state.permutation(n)
 
     cdef Py_ssize_t length = n
-    cdef cnp.ndarray order = empty_order(length)
-    cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(order)
+    cdef cnp.ndarray order = new_indices(length)
+    cdef int64_t *data = data_of(order)
     # Kept alive during the call: another thread may replace the state's bit generator.
     bit_generator = random_state._bit_generator
     cdef const fi_bitgen *generator = <const fi_bitgen *>PyCapsule_GetPointer(
@@ -133,7 +129,7 @@ def seed_words(seed):
 
 cdef cnp.ndarray output_order(object out, Py_ssize_t n):
     if out is None:
-        return empty_order(n)
+        return new_indices(n)
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be an array, not {type(out).__qualname__}")
     if out.dtype != np.int64 or out.shape != (n,):
@@ -167,7 +163,7 @@ def fast_permutation(n, words, stream=0, threads=None, out=None):
         )
     cdef Py_ssize_t length = n
     cdef cnp.ndarray order = output_order(out, length)
-    cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(order)
+    cdef int64_t *data = data_of(order)
     cdef uint64_t number = stream
     cdef unsigned int count = thread_count(threads, length)
     cdef fi_seed seed = seed_of(words)
@@ -250,8 +246,8 @@ cdef class VirtualOrder:
     cdef cnp.ndarray part(self, Py_ssize_t start, Py_ssize_t count):
         if self.table is not None:
             return self.table[start:start + count].copy()
-        cdef cnp.ndarray out = empty_order(count)
-        cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(out)
+        cdef cnp.ndarray out = new_indices(count)
+        cdef int64_t *data = data_of(out)
         if count < RELEASE_VIRTUAL_FROM:
             fi_virtual_fill(&self.order, fi_isa(), start, count, data)
         else:
@@ -276,9 +272,9 @@ def whole_by(n, words, rounds):
     ``TABLE_MAX``, and for orders made weak on purpose."""
     cdef fi_seed seed = seed_of(words)
     cdef fi_virtual order
-    cdef cnp.ndarray out = empty_order(n)
+    cdef cnp.ndarray out = new_indices(n)
     check(fi_virtual_init(&order, n, &seed, 0, rounds), f"an order of {n} by {rounds} rounds")
-    fi_virtual_fill(&order, fi_isa(), 0, n, <int64_t *>cnp.PyArray_DATA(out))
+    fi_virtual_fill(&order, fi_isa(), 0, n, data_of(out))
     return out
 
 
@@ -354,8 +350,8 @@ cdef class AliasTable:
         cdef fi_seed seed = seed_of(words)
         cdef uint64_t number = stream
         cdef Py_ssize_t size = count
-        cdef cnp.ndarray out = empty_order(size)
-        cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(out)
+        cdef cnp.ndarray out = new_indices(size)
+        cdef int64_t *data = data_of(out)
         with nogil:
             fi_alias_draw(self.cells, self.n, &seed, number, data, size)
         return out
@@ -385,8 +381,8 @@ cdef class Race:
         cdef uint64_t *keys = NULL
         cdef int64_t *data
         cdef int rc = FI_E_FULL
-        cdef cnp.ndarray out = empty_order(k)
-        data = <int64_t *>cnp.PyArray_DATA(out)
+        cdef cnp.ndarray out = new_indices(k)
+        data = data_of(out)
         try:
             with nogil:
                 horizon = fi_race_horizon(weights, n, k)

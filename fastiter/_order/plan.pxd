@@ -3,7 +3,7 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from fastiter._clib.numpy_api cimport bytes_of, int64_items
+from fastiter._clib.numpy_api cimport data_of, int64_items, new_indices
 
 cdef enum:
     # The items of a State.
@@ -86,15 +86,6 @@ cdef class PlanQueue:
     cdef tuple joined(self, Plan plan)
     cpdef Plan advance(self, object state)
     cdef object piece(self, object order, int64_t start, int64_t stop)
-
-
-cdef inline int64_t *data_of(object array) noexcept:
-    return <int64_t *>bytes_of(<cnp.PyArrayObject *>array)
-
-
-cdef inline object new_indices(int64_t n):
-    cdef cnp.npy_intp length = n
-    return cnp.PyArray_EMPTY(1, &length, cnp.NPY_INT64, 0)
 
 
 cdef inline bint is_plain(object order, int64_t stop) noexcept:

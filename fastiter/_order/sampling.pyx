@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
-from fastiter._clib.numpy_api cimport bytes_of
+from fastiter._clib.numpy_api cimport bytes_of, data_of
 
 import threading
 
@@ -107,7 +107,7 @@ cdef class Interleaving:
 
     cdef seek(self, Py_ssize_t number):
         """Make the block of that number, whose start is known, the next one."""
-        cdef const int64_t *drawn = int64s(self.starts[number])
+        cdef const int64_t *drawn = data_of(self.starts[number])
         cdef uint32_t i
         if self.mixture.slot == <uint64_t>number * BLOCK_SLOTS:
             return
@@ -127,11 +127,11 @@ cdef class Interleaving:
         with nogil:
             fi_mixture_run(&self.mixture, count, sources)
         if <uint64_t>len(self.starts) == first // BLOCK_SLOTS + 1:  # for the first time
-            self.open_slots += [first + k for k in range(count) if sources[k] == FI_MIXTURE_OPEN]
             after = np.empty(self.mixture.count, dtype=np.int64)
-            drawn = int64s(after)
+            drawn = data_of(after)
             for i in range(self.mixture.count):
                 drawn[i] = self.mixture.sources[i].drawn
+            self.open_slots += [first + k for k in range(count) if sources[k] == FI_MIXTURE_OPEN]
             self.starts.append(after)
         return out
 
@@ -196,7 +196,7 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
     if rows is not None:
         shuffled[:] = rows[shuffled]
     marks = np.zeros(n // 8 + 1, dtype=np.uint8)
-    order = int64s(shuffled)
+    order = data_of(shuffled)
     buckets.out, buckets.marks = <uint32_t *>start_of(buffer), <uint8_t *>start_of(marks)
     windows = max(1, n // window)
     keys = spare = kept = np.empty(0, dtype=np.uint64)
@@ -234,7 +234,7 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
     cuts = np.empty(buckets.batches + 1, dtype=np.int64)
     fast_permutation(steps, words, STEPS, out=cuts[len(cuts) - steps:])
     begins = np.empty(steps + 1, dtype=np.uint32)
-    places, starts = int64s(cuts), <uint32_t *>start_of(begins)
+    places, starts = data_of(cuts), <uint32_t *>start_of(begins)
     seed.words[0], seed.words[1] = words
     seed = fi_seed_mixed(&seed, TURNS)
     if buckets.batches:
@@ -262,7 +262,3 @@ cdef void point(fi_buckets *buckets, object keys, object spare) noexcept:
 
 cdef inline char *start_of(object array) noexcept:
     return bytes_of(<cnp.PyArrayObject *>array)
-
-
-cdef inline int64_t *int64s(object array) noexcept:
-    return <int64_t *>start_of(array)

@@ -17,7 +17,6 @@ cdef class SlotRows(SlotWriter):
     cdef int look_at_message(self) except -1
     cdef int64_t index_of(self, uint32_t row) noexcept
     cdef object message(self)
-    cdef object unpacked_message(self)
     cdef uint32_t store(self, uint32_t row, object example) except 0
     cdef int load_schema(self) except -1
     cdef bint find_stored(self, fi_cache *cache, uint64_t number) except -1

@@ -50,21 +50,19 @@ cdef class SlotRows(SlotWriter):
     cdef object message(self):
         """The object in the plan of the current batch, besides its indices: a request; as bytes the
         seeds of its rows; a list of their first number, their keys and the seeds; or None."""
-        if self.message_of != self.end.claim.q:
-            self.plan_message, self.seeds = self.unpacked_message(), None
-            self.message_of = self.end.claim.q
-        return self.plan_message
-
-    cdef object unpacked_message(self):
         cdef WorkerRing end = self.end
         cdef uint64_t offset = 0, size = 0
+        if self.message_of == end.claim.q:
+            return self.plan_message
         if fi_slot_request(end.worker.ring, end.claim.slot, &offset, &size) != FI_OK:
             raise OverwrittenError("shared memory was overwritten: the place of a request")
-        if size == 0:
-            return None
-        part = PyBytes_FromStringAndSize(end.payload(offset + size) + offset, size)
-        return unpack(memoryview(bytearray(part)),
-                      fi_place_seed(end.claim.q, 0, FI_PACKED_REQUEST))
+        self.plan_message = self.seeds = None
+        if size > 0:
+            part = PyBytes_FromStringAndSize(end.payload(offset + size) + offset, size)
+            self.plan_message = unpack(memoryview(bytearray(part)),
+                                       fi_place_seed(end.claim.q, 0, FI_PACKED_REQUEST))
+        self.message_of = end.claim.q
+        return self.plan_message
 
     def own_seed(self):
         """The seed of the row that is fetched by itself; of the converter between rows."""
