@@ -28,23 +28,10 @@ cdef extern from "ring/fi_worker_stat.h" nogil:
     ctypedef struct fi_worker_stat:
         pass
     ctypedef struct fi_report:
-        int64_t since
-        int64_t index
-        int64_t range_since
-        uint64_t rows
-        uint64_t bytes
-        uint64_t spills
-        uint64_t claims
-        uint64_t busy_ns
-        uint64_t sleep_ns
-        uint64_t fetch_ns
-        uint64_t write_ns
-        uint64_t finish_ns
-        uint64_t cpu_ns
-        uint64_t delay_ns
-        uint32_t ready
-        uint32_t pid
-        uint32_t start_error_bytes
+        int64_t since, index, range_since
+        uint64_t rows, bytes, spills, claims, busy_ns, sleep_ns
+        uint64_t fetch_ns, write_ns, finish_ns, cpu_ns, delay_ns
+        uint32_t ready, pid, start_error_bytes
     void fi_worker_stat_fetch_begins(fi_worker_stat *stat, int64_t index)
     void fi_worker_stat_fetches_since(fi_worker_stat *stat, int64_t index, int64_t since)
     void fi_worker_stat_fetch_ends(fi_worker_stat *stat)

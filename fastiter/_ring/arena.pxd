@@ -26,7 +26,7 @@ cdef class WorkerRing:
     cdef fi_worker worker
     cdef fi_claim claim
     cdef fi_worker_stat *stat
-    cdef void check_descriptor(self, int rc) noexcept
+    cdef int check(self, int rc, str what, uint64_t need, uint64_t have) except -1
     cdef char *payload(self, uint64_t bytes) except NULL
     cdef char *place(self, uint64_t offset) noexcept
     cdef char *whole_payload(self, uint64_t *bytes) except NULL

@@ -244,11 +244,12 @@ cdef class WorkerRing:
         """Makes `next` answer "stop" once the worker has no slot."""
         self.worker.leave = True
 
-    cdef void check_descriptor(self, int rc) noexcept:
-        """Ends a worker whose dataset has closed the descriptors. Without the memory it cannot even
-        leave an error; but the program replaces the worker, and has its rows fetched again."""
+    cdef int check(self, int rc, str what, uint64_t need, uint64_t have) except -1:
+        """As `check`, but ends a worker whose dataset has closed the descriptors. Without the memory it
+        cannot even leave an error; but the program replaces it, and has its rows fetched again."""
         if rc == EBADF:
             _exit(1)
+        return check(rc, what, need, have)
 
     cdef char *payload(self, uint64_t bytes) except NULL:
         """The current slot, mapped up to `bytes` at least.
@@ -257,8 +258,7 @@ cdef class WorkerRing:
         good as far as it reached.
         """
         cdef int rc = fi_slot_reach(&self.arena.ring, self.claim.slot, max(bytes, <uint64_t>1))
-        self.check_descriptor(rc)
-        check(rc, "mapping a batch", bytes)
+        self.check(rc, "mapping a batch", bytes, 0)
         return fi_slot_payload(self.worker.ring, self.claim.slot)
 
     cdef char *place(self, uint64_t offset) noexcept:
@@ -273,10 +273,9 @@ cdef class WorkerRing:
     cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF:
         """Offset of `bytes` fresh bytes in the current slot."""
         cdef uint64_t offset = 0, need = 0, have = 0
-        cdef int rc
-        rc = fi_heap_take(self.worker.ring, self.claim.slot, bytes, &offset, &need, &have)
-        self.check_descriptor(rc)
-        check(rc, "memory for an example", need, have)
+        cdef int rc = fi_heap_take(
+            self.worker.ring, self.claim.slot, bytes, &offset, &need, &have)
+        self.check(rc, "memory for an example", need, have)
         fi_worker_stat_count(self.stat, 0, bytes, 0)
         return offset
 

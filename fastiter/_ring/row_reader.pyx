@@ -79,7 +79,6 @@ cdef object read_example(Lease lease, Py_ssize_t row, bint copy):
     cdef Py_ssize_t number, count = schema.count
     cdef int container = schema.container
     cdef Field *fields = schema.fields
-    cdef dict named
     if container == TUPLE or container == NAMED:
         example = PyTuple_New(count) if container == TUPLE else (
             fi_new_tuple(schema.type, count))
@@ -95,11 +94,9 @@ cdef object read_example(Lease lease, Py_ssize_t row, bint copy):
     if container == TREE:
         return grow(schema.tree, iter([
             read_field(lease, row, &fields[number], copy) for number in range(count)]))
-    named = {}
-    for number in range(count):
-        named[<object>PyTuple_GET_ITEM(schema.keys, number)] = read_field(
-            lease, row, &fields[number], copy)
-    return named
+    return {
+        <object>PyTuple_GET_ITEM(schema.keys, number): read_field(lease, row, &fields[number], copy)
+        for number in range(count)}
 
 
 def grow(tuple node, leaves):

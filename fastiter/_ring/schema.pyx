@@ -212,9 +212,7 @@ cdef class ColumnWriter(RowSink):
     """
 
     def __dealloc__(self):
-        cdef Py_ssize_t number
-        for number in range(MOST_FIELDS):
-            Py_XDECREF(<PyObject *>self.last_dtypes[number])
+        ColumnWriter.use_schema(self, None)
 
     cdef void use_schema(self, Schema schema) noexcept:
         """Writes examples of another schema from now on."""

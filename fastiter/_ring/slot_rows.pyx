@@ -66,11 +66,10 @@ cdef class SlotRows(SlotWriter):
 
     def own_seed(self):
         """The seed of the row that is fetched by itself; of the converter between rows."""
-        cdef WorkerRing end = self.end
         message = self.message()
         if self.seeds is None:
             self.seeds = numpy.frombuffer(message if self.keys is None else message[2], numpy.uint64)
-        return int(self.seeds[self.row if self.row >= 0 else end.claim.n])
+        return int(self.seeds[self.row if self.row >= 0 else self.end.claim.n])
 
     def wait_begins(self):
         """The rows that are fetched wait for those of others: the time limit begins anew."""

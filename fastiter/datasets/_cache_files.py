@@ -164,7 +164,7 @@ def _make(path: str, meaning: Meaning, replaces: bool = False) -> None:
     fd, temporary = _nameless(os.path.dirname(path))
     try:
         os.write(fd, head)
-        _allocate(fd, start_of(meaning.length))
+        os.posix_fallocate(fd, 0, start_of(meaning.length))
         os.fsync(fd)
         if replaces:
             os.unlink(path)
@@ -175,17 +175,6 @@ def _make(path: str, meaning: Meaning, replaces: bool = False) -> None:
         os.close(fd)
         if temporary:
             os.unlink(temporary)
-
-
-def _allocate(fd: int, nbytes: int) -> None:
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except PermissionError as error:
-        error.strerror = (
-            f"fallocate() of {nbytes} bytes for the index of a cache was refused: allow it, or use "
-            "memory= in place of path="
-        )
-        raise
 
 
 def _nameless(folder: str) -> tuple[int, str]:
@@ -214,7 +203,7 @@ def _table(fd: int, meaning: Meaning, disk: float, is_read_only: bool) -> CacheT
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_first = True
-            _allocate(fd, start)  # a copy may have holes, and the disk be full later
+            os.posix_fallocate(fd, 0, start)  # a copy may have holes, and the disk be full later
     table = CacheTable(fd, meaning.length, limit, _is_in_memory(facts.st_dev), True, is_read_only)
     if is_first or is_read_only:
         facts = os.fstat(fd)
