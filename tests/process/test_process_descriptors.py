@@ -154,7 +154,7 @@ if __name__ == "__main__":
     iterator = MultiprocessIterator(Blocks(400), 4, n_processes=2, context="fork")
     next(iterator)
     os.closerange(3, 1000)
-    own = [os.open("own", os.O_RDWR | os.O_CREAT) for _ in range(64)]
+    own = [os.open({path!r}, os.O_RDWR | os.O_CREAT) for _ in range(64)]
     try:
         with iterator.trace():
             pass
@@ -162,11 +162,12 @@ if __name__ == "__main__":
         assert error.errno == errno.EBADF and "create a new iterator" in str(error), error
     else:
         print("no error")
-    print(os.stat("own").st_blocks)
+    print(os.stat({path!r}).st_blocks)
 """
 )
 
 
 def test_a_trace_leaves_the_file_alone_that_has_the_descriptors_now(tmp_path):
-    status, out, err = run_script(tmp_path, TRACED)
+    script = TRACED.replace("{path!r}", repr(str(tmp_path / "own")))
+    status, out, err = run_script(tmp_path, script)
     assert (status, out) == (0, "0\n"), err

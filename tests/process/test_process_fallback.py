@@ -122,12 +122,13 @@ ALLOCATED = """
         iterator = MultiprocessIterator(Blocks(48), 8, n_processes=1, context="fork")
         print(error_of(iterator.next))
         iterator.finalize()
-        print(error_of(lambda: cache(Blocks(48), path="rows.cache")[0]))
+        print(error_of(lambda: cache(Blocks(48), path=PATH)[0]))
 """
 
 
 def test_memory_that_cannot_be_allocated_is_named(tmp_path):
-    status, out, err = run_script(tmp_path, textwrap.dedent(ALLOCATED))
+    source = textwrap.dedent(ALLOCATED).replace("PATH", repr(str(tmp_path / "rows.cache")))
+    status, out, err = run_script(tmp_path, source)
     ring, file = out.splitlines()
     assert (status, err) == (0, ""), err
     assert "memory for a batch: fallocate() of " in ring
