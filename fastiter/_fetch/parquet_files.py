@@ -10,13 +10,17 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from fastiter._fetch.file_signs import Sign, another_file, sign_of
 
 _UNKNOWN = -1
 _VARINT_BYTES = 10
+# Fields: of the file, its row groups; of these, their chunks; of a chunk, what follows; of its
+# metadata, the path of the column, and the statistics; of these, the number of nulls.
+_ROW_GROUPS, _CHUNKS, _METADATA, _KEY, _ENCRYPTED_METADATA = 4, 1, 3, 8, 9
+_PATH, _STATISTICS, _N_NULLS = 3, 12, 3
 # Types of the compact protocol.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 
@@ -90,135 +94,96 @@ def null_counts(path: str) -> NullCounts:
         data = _footer(file, os.fstat(file.fileno()).st_size)
     counts: list[dict[str, int]] = []
     unknown: set[int] = set()
+    reader = _Compact(data)
     try:
-        reader = _Compact(data)
         for field, kind in reader.fields():
-            if field != 4:
-                reader.skip(kind)
+            if field != _ROW_GROUPS:
+                reader.readers[kind]()
                 continue
-            for group in range(reader.list_length()):
+            for group, facts in enumerate(reader.items()):
                 counts.append({})
-                for name, n_nulls in _columns(reader):
-                    if name is None:
+                for chunk in facts.get(_CHUNKS, ()):
+                    column = chunk.get(_METADATA, {})
+                    if _PATH not in column:
                         unknown.add(group)
                         continue
+                    name = column[_PATH][0].decode()
+                    n_nulls = column.get(_STATISTICS, {}).get(_N_NULLS, _UNKNOWN)
+                    if _KEY in chunk or _ENCRYPTED_METADATA in chunk:
+                        n_nulls = _UNKNOWN
                     total = counts[-1].get(name, 0)
                     is_known = total != _UNKNOWN and n_nulls != _UNKNOWN
                     counts[-1][name] = total + n_nulls if is_known else _UNKNOWN
-    except (IndexError, RecursionError, UnicodeDecodeError, ValueError) as error:
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"the metadata of {path} are damaged") from error
     return NullCounts(counts, frozenset(unknown))
 
 
-def _columns(reader: _Compact) -> Iterator[tuple[str | None, int]]:
-    """Of the RowGroup that is read: for each leaf the name of its column, and how many nulls."""
-    for field, kind in reader.fields():
-        if field != 1:
-            reader.skip(kind)
-            continue
-        for _ in range(reader.list_length()):
-            found: dict[str, Any] = {"name": None, "n_nulls": _UNKNOWN}
-            is_encrypted = False
-            for part, part_kind in reader.fields():
-                if part == 3:
-                    _read_column(reader, found)
-                else:
-                    is_encrypted |= part in (8, 9)
-                    reader.skip(part_kind)
-            yield found["name"], _UNKNOWN if is_encrypted else found["n_nulls"]
-
-
-def _read_column(reader: _Compact, found: dict[str, Any]) -> None:
-    """Of the ColumnMetaData that is read."""
-    for field, kind in reader.fields():
-        if field == 3:
-            names = [reader.binary() for _ in range(reader.list_length())]
-            found["name"] = names[0].decode()
-        elif field == 12:
-            for part, part_kind in reader.fields():
-                if part == 3:
-                    found["n_nulls"] = reader.integer()
-                else:
-                    reader.skip(part_kind)
-        else:
-            reader.skip(kind)
-
-
 class _Compact:
-    """Reads values one after another."""
+    """Reads values one after another. LookupError where they end too early, or have no type."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
+        #: by type, what reads a value of a field: structs become dicts by the numbers of fields
+        self.readers: dict[int, Callable[[], Any]] = {
+            _TRUE: lambda: True,
+            _FALSE: lambda: False,
+            _BYTE: self._byte,
+            **dict.fromkeys((_I16, _I32, _I64), self._integer),
+            _DOUBLE: lambda: self._bytes(8),
+            _BINARY: lambda: self._bytes(self._varint()),
+            _LIST: self._list,
+            _SET: self._list,
+            _MAP: self._map,
+            _STRUCT: self._struct,
+        }
+        self._item_readers = {**self.readers, _TRUE: self._byte, _FALSE: self._byte}
+
+    def _bytes(self, n: int) -> bytes:
+        start, self._at = self._at, self._at + n
+        if self._at > len(self._data):
+            raise IndexError(self._at)
+        return self._data[start : self._at]
+
+    def _byte(self) -> int:
+        byte = self._data[self._at]
+        self._at += 1
+        return byte
 
     def _varint(self) -> int:
         value = shift = 0
-        while True:
-            byte = self._data[self._at]
-            self._at += 1
+        while (byte := self._byte()) >= 0x80:
             value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
             shift += 7
             if shift >= 7 * _VARINT_BYTES:
                 raise ValueError("an integer of more than 64 bits")
+        return value | byte << shift
 
-    def integer(self) -> int:
+    def _integer(self) -> int:
         value = self._varint()
         return value >> 1 ^ -(value & 1)
 
-    def binary(self) -> bytes:
-        length = self._varint()
-        self._move(length)
-        return self._data[self._at - length : self._at]
-
-    def _move(self, n: int) -> None:
-        self._at += n
-        if self._at > len(self._data):
-            raise IndexError(self._at)
-
     def fields(self) -> Iterator[tuple[int, int]]:
-        """Number and type of each field of a struct; the caller reads or skips its value."""
+        """Number and type of each field of a struct; the caller reads its value."""
         number = 0
-        while True:
-            head = self._data[self._at]
-            self._at += 1
-            if head == 0:
-                return
-            number = number + (head >> 4) if head >> 4 else self.integer()
+        while head := self._byte():
+            number = number + (head >> 4) if head >> 4 else self._integer()
             yield number, head & 0x0F
 
-    def list_length(self) -> int:
-        """Length of a list whose items, structs or binaries, the caller reads."""
-        return self._list_head()[0]
+    def _struct(self) -> dict[int, Any]:
+        return {number: self.readers[kind]() for number, kind in self.fields()}
 
-    def _list_head(self) -> tuple[int, int]:
-        head = self._data[self._at]
-        self._at += 1
-        return (self._varint() if head >> 4 == 15 else head >> 4), head & 0x0F
+    def items(self) -> Iterator[Any]:
+        """Values of a list, each read when it is asked for."""
+        head = self._byte()
+        length = self._varint() if head >> 4 == 15 else head >> 4
+        return (self._item_readers[head & 0x0F]() for _ in range(length))
 
-    def skip(self, kind: int, is_item: bool = False) -> None:
-        """Skip a value of a field, or of a list, where a bool takes a byte."""
-        if kind in (_I16, _I32, _I64):
-            self._varint()
-        elif kind == _BINARY:
-            self._move(self._varint())
-        elif kind in (_TRUE, _FALSE, _BYTE):
-            self._move(kind == _BYTE or is_item)
-        elif kind == _DOUBLE:
-            self._move(8)
-        elif kind == _STRUCT:
-            for _, part in self.fields():
-                self.skip(part)
-        elif kind in (_LIST, _SET):
-            length, item = self._list_head()
-            for _ in range(length):
-                self.skip(item, True)
-        elif kind == _MAP:
-            length = self._varint()
-            kinds = self._data[self._at] if length else 0
-            self._move(length > 0)
-            for _ in range(length):
-                self.skip(kinds >> 4, True)
-                self.skip(kinds & 0x0F, True)
-        else:
-            raise ValueError(f"a value of type {kind}")
+    def _list(self) -> list[Any]:
+        return list(self.items())
+
+    def _map(self) -> list[Any]:
+        length = self._varint()
+        kinds = self._byte() if length else 0
+        readers = self._item_readers
+        return [(readers[kinds >> 4](), readers[kinds & 0x0F]()) for _ in range(length)]
