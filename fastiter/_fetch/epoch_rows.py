@@ -7,6 +7,7 @@ window alone.
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -81,22 +82,19 @@ class EpochRows:
                 counts.ends.append(counts.place(known) + n_rows)
         return True
 
-    def _all(self) -> _Counts:
-        counts = self._counts
-        while self._count_one(counts, is_used=False):
-            pass
-        return counts
+    def _count(self, counts: _Counts, row: float, *, is_used: bool = True) -> int:
+        """Count windows up to that of a row, or all; return the rows before and in these."""
+        while (n := counts.place(len(counts.ends))) <= row:
+            if not self._count_one(counts, is_used=is_used):
+                break
+        return n
 
     def within(self, stop: int) -> int:
         """Rows of the epoch if there are at most ``stop``, else ``stop`` or more."""
-        counts = self._counts
-        while counts.place(len(counts.ends)) <= stop and self._count_one(counts, is_used=True):
-            pass
-        return counts.place(len(counts.ends))
+        return self._count(self._counts, stop)
 
     def __len__(self) -> int:
-        counts = self._all()
-        return counts.place(len(counts.ends))
+        return self._count(self._counts, math.inf, is_used=False)
 
     def place(self, row: int) -> tuple[int, int]:
         """A window at a row, or before it as far as windows are counted, and the rows before it."""
@@ -108,8 +106,7 @@ class EpochRows:
         """The window of a row, the rows before it, and those until its end; None if there is no
         such row."""
         counts = self._from(row)
-        while counts.place(len(counts.ends)) <= row and self._count_one(counts, is_used=True):
-            pass
+        self._count(counts, row)
         number = bisect_right(counts.ends, row)
         if number == len(counts.ends):
             return None
@@ -146,7 +143,9 @@ class EpochRows:
         if befores is None:
             if self._counts.first:
                 self._counts = _Counts(0, 0, [])
-            befores = self._befores = np.array([0, *self._all().ends], dtype=np.int64)
+            counts = self._counts
+            self._count(counts, math.inf, is_used=False)
+            befores = self._befores = np.array([0, *counts.ends], dtype=np.int64)
         windows = np.searchsorted(befores[1:], rows, side="right")
         first, step = self._planner.first_index(self._epoch, 0), 1 << self._planner.row_bits
         named: Indices = np.where(rows < 0, rows, first + windows * step + rows - befores[windows])

@@ -297,11 +297,11 @@ class RowGroups:
         places = start + np.sort(np.unique(rest, return_index=True)[1])
         for place in places.tolist():
             group = int(numbers[place])
-            wait = _Wait(self, group)
+            wait = self._wait_for(group)
             while not (self._try_pin(group, hold) or self._load(group, hold)):
                 if place > start:
                     return int(place)
-                wait.go_on()
+                next(wait)
             self._note_use(group, last[group])
         return len(numbers)
 
@@ -441,12 +441,12 @@ class RowGroups:
         status.free_pages(self._cells_fd, start + kept, room - kept)
         self._groups[group, _BYTES] = memory.size
 
-    def make_room(self, cell: int, nbytes: int, used: int) -> None:
+    def make_room(self, cell: int, nbytes: int, used: int) -> int:
         """Give the cell of a group that is decoded another part of the file, unless `nbytes` fit
-        into its own; the bytes that are `used` move."""
-        start, room = self._places[cell].tolist()
+        into its own; the bytes that are `used` move. Returns where the cell begins."""
+        start, room = map(int, self._places[cell])
         if nbytes <= room:
-            return
+            return start
         with self._locks.alone(_TABLE, self._report):
             # Groups are alike: what held the others holds this one.
             most = max(nbytes, 2 * room, int(self._places[:, _ROOM].max()))
@@ -456,9 +456,9 @@ class RowGroups:
         if used:
             with mmap.mmap(self._cells_fd, used, prot=mmap.PROT_READ, offset=start) as memory:
                 self.write_at(new_start, memory)
-        self._places[cell, _START] = new_start
-        self._places[cell, _ROOM] = new_room
+        self._places[cell] = new_start, new_room
         status.free_pages(self._cells_fd, start, room)
+        return new_start
 
     def write_at(self, offset: int, data: Any) -> None:
         """Write bytes into the file of cells."""
@@ -473,10 +473,6 @@ class RowGroups:
                     "RLIMIT_FSIZE allows less: raise it (ulimit -f), or write smaller row groups"
                 )
             raise
-
-    def place_of(self, cell: int) -> int:
-        """The offset of a cell in the file."""
-        return int(self._places[cell, _START])
 
     def drop(self) -> None:
         """Give back the memory of all groups that no one needs. Does nothing in a process that has
@@ -497,10 +493,25 @@ class RowGroups:
 
     # ---- waits
 
-    def progress(self) -> tuple[int, int, bytes]:
-        """Changes with whatever any process does with any group."""
-        header = self._header
-        return int(header[_N_DECODED]), int(header[_CLOCK]), self._owners.tobytes()
+    def _wait_for(self, group: int) -> Iterator[None]:
+        """Wait for a group, or for a cell, a little at each step. As long as other processes go on,
+        the rows that wait are not late."""
+        seen: object = None
+        since = said = 0.0
+        while True:
+            header = self._header
+            now = time.monotonic()
+            progress = int(header[_N_DECODED]), int(header[_CLOCK]), self._owners.tobytes()
+            if progress != seen:
+                seen = progress
+                since = said = now
+                if (fetching := _worker()) is not None:
+                    fetching.wait_begins()
+            elif now - said > _STUCK_SECONDS:
+                said = now
+                self._report_wait(group, now - since)
+            time.sleep(_POLL_SECONDS)
+            yield
 
     def _report(self, lock: int, seconds: float) -> None:
         """Warn that a lock has not been released for long."""
@@ -517,31 +528,11 @@ class RowGroups:
             stacklevel=2,
         )
 
-    def report_wait(self, group: int, seconds: float) -> None:
+    def _report_wait(self, group: int, seconds: float) -> None:
         """Warn that a wait for a group, or for a cell, takes long."""
         numbers = {group, *(self._owners[self._owners > 0] - 1).tolist()}
         held = [number for number in sorted(numbers) if self._locks.holders(1 + number)]
         self._report(1 + (group if group in held or not held else held[0]), seconds)
-
-
-class _Wait:
-    """A wait for a group. As long as others go on, the rows that wait are not late."""
-
-    def __init__(self, groups: RowGroups, group: int) -> None:
-        self._groups, self._group = groups, group
-        self._seen: object = None
-
-    def go_on(self) -> None:
-        seen, now = self._groups.progress(), time.monotonic()
-        if seen != self._seen:
-            self._seen = seen
-            self._since = self._said = now
-            if (fetching := _worker()) is not None:
-                fetching.wait_begins()
-        elif now - self._said > _STUCK_SECONDS:
-            self._said = now
-            self._groups.report_wait(self._group, now - self._since)
-        time.sleep(_POLL_SECONDS)
 
 
 class _Writer(io.RawIOBase):
@@ -565,8 +556,8 @@ class _Writer(io.RawIOBase):
                 f"{status.memory_available()} are available: use a smaller window of the "
                 "BlockShuffleOrderSampler, or write smaller row groups"
             )
-        self._groups.make_room(self._cell, self.size + len(view), self.size)
-        self._groups.write_at(self._groups.place_of(self._cell) + self.size, view)
+        start = self._groups.make_room(self._cell, self.size + len(view), self.size)
+        self._groups.write_at(start + self.size, view)
         self.size += len(view)
         return len(view)
 
