@@ -30,6 +30,7 @@ class ShardPart(NamedTuple):
     resume: tuple[int, Any] | None  #: an example before the part, and the source's state there
     keep: bytes | None = None  #: for each example, whether it is wanted; None: all are
     fails: bool = False  #: whether the shard may fail before the part, which reading it tells
+    is_ahead: bool = False  #: whether the part before it was not read when this one was asked for
 
 
 class Examples(NamedTuple):
@@ -146,11 +147,14 @@ class ShardReader:
         self._most = most
         self._seeds = seeds
         self._sources: dict[int, _OpenShard] = {}
-        self._ends: dict[int, int] = {}  # of turns: parts behind an end are asked for ahead of it
+        # Where turns have ended or failed: parts behind that are asked for ahead of it.
+        self._ends: dict[int, int] = {}
 
     def read(self, part: ShardPart) -> Examples:
         """Read a part. The result holds an exception of the shard; `STOPS` pass."""
-        if part.start >= self._ends.get(part.number, part.start + 1) and not part.fails:
+        end = self._ends.pop(part.number, None)
+        if end is not None and part.is_ahead and part.start >= end:
+            self._ends[part.number] = end
             return Examples([], 0, True, None, None)
         source = self._sources.pop(part.number, None)  # which an interrupt leaves unusable
         rows: list[Any] = []
@@ -178,12 +182,11 @@ class ShardReader:
             if source is not None:
                 count = max(0, source.position - part.start)
                 source.close()
+            self._ends[part.number] = part.start + count
             return Examples(rows, count, True, None, error)
         if is_end:
             source.close()
-            self._ends[part.number] = source.position
-            if len(self._ends) > _MOST_ENDS:
-                self._ends.clear()
+            self._ends[part.number] = part.start + count
         else:
             self._sources[part.number] = source
             while len(self._sources) > self._most:
@@ -196,6 +199,8 @@ class ShardReader:
             self._sources.popitem()[1].close()
 
     def _opened(self, part: ShardPart) -> _OpenShard:
+        if len(self._ends) > _MOST_ENDS:
+            self._ends.clear()
         if self._seeds is not None:
             next(self._seeds.before(part, -1, 1))
         source = _OpenShard(self._open_shard(self._shards[part.shard]), part, self._seeds)

@@ -300,12 +300,12 @@ class PartStore:
             # The tail of a last step. Or the front is that of a merge before: with lengths, it goes
             # on without a word here.
             wanted[needed] = self._turns[needed].stop
-        best: tuple[int, int, int] | None = None
+        best: tuple[int, int, int, bool] | None = None
         for number, position in wanted.items():
             turn = self._turns.get(number)
             if (turn is not None and turn.end is not None) or (number in busy and not many):
                 continue
-            stop = position if turn is None else turn.stop
+            read = stop = position if turn is None else turn.stop
             for part in asked:
                 if part.number == number and part.start == stop:
                     stop += part.size
@@ -315,11 +315,11 @@ class PartStore:
             is_later = number in following and number != needed
             if is_later and stop:
                 continue
-            rank = (stop - position + is_later * self.rows, number, stop)
+            rank = (stop - position + is_later * self.rows, number, stop, stop > read)
             best = rank if best is None else min(best, rank)
         return None if best is None else self._part(*best[1:])
 
-    def _part(self, number: int, start: int) -> ShardPart:
+    def _part(self, number: int, start: int, is_ahead: bool = False) -> ShardPart:
         shard, length = self.shard(number), self._length(number)
         count = self._most.get(number, self.rows)
         keep = None
@@ -327,8 +327,8 @@ class PartStore:
             count = min(count, length - start)
             if not self._turns.setdefault(number, _Turn(0, [])).takes_all:
                 keep = self.keep(number, start, start + count)
-        resume = self.state_at(number, start)
-        return ShardPart(number, shard, start, count, length, resume, keep, self.has_failed(number))
+        resume, fails = self.state_at(number, start), self.has_failed(number)
+        return ShardPart(number, shard, start, count, length, resume, keep, fails, is_ahead)
 
     def _length(self, number: int) -> int | None:
         lengths = self.stream.lengths
