@@ -245,19 +245,20 @@ def _is_plain(value: Any) -> bool:
 
 def key_of(*facts: Any) -> Key:
     """128 bits that tell facts apart."""
-    return _digest(repr(facts).encode())
+    return words_of_digest(repr(facts).encode())
 
 
 def digest_of(order: Any, cuts: Any) -> Key:
     """128 bits that tell epochs apart."""
     arrays = [order[:]] if cuts is None else [cuts, order[:]]
-    return _digest(*(np.ascontiguousarray(array, dtype="<i8") for array in arrays))
+    return words_of_digest(*(np.ascontiguousarray(array, dtype="<i8") for array in arrays))
 
 
-def _digest(*parts: Any) -> Key:
+def words_of_digest(*parts: Any, person: bytes = b"") -> Key:
+    """128 bits of buffers, and of the purpose that a ``person`` is."""
     from hashlib import blake2b
 
-    digest = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16, person=person)
     for part in parts:
         digest.update(part)
     first, second = np.frombuffer(digest.digest(), "<u8")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from fastiter._order.example_context import Seed
-from fastiter._plan.epoch_sampler import is_epoch_sampler
+from fastiter._plan.epoch_sampler import is_epoch_sampler, words_of_digest
 
 
 def seed_of(order_sampler: Any, num_ranks: int) -> Seed:
@@ -39,20 +39,14 @@ def seed_after_reset(seed: Seed) -> Seed:
 
 
 def _digest(purpose: str, state: Mapping[str, Any]) -> Seed:
-    from hashlib import blake2b
+    return words_of_digest(*_parts(state), person=purpose.encode())
 
-    digest = blake2b(digest_size=16, person=purpose.encode())
 
-    def add(value: Any) -> None:
-        if isinstance(value, dict):
-            for name in sorted(value):
-                digest.update(name.encode())
-                add(value[name])
-        elif isinstance(value, np.ndarray):
-            digest.update(np.ascontiguousarray(value).tobytes())
-        else:
-            digest.update(repr(value).encode())
-
-    add(state)
-    words = np.frombuffer(digest.digest(), "<u8")
-    return int(words[0]), int(words[1])
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for name in sorted(value):
+            yield name.encode()
+            yield from _parts(value[name])
+    else:
+        is_array = isinstance(value, np.ndarray)
+        yield np.ascontiguousarray(value) if is_array else repr(value).encode()
