@@ -147,7 +147,7 @@ cdef class ColumnRows(SlotRows):
     cdef bint gather_lists(self, Py_ssize_t number, list rows, object step) except -1:
         """Joins lists that lie in the dataset's columns, as `pad_field` those in the slot."""
         cdef ColumnReader reader = self.gatherer
-        cdef PaddedLists lists = reader.lists_of(number)
+        cdef PaddedLists lists
         cdef Field *f = &self.schema.fields[number]
         cdef char *payload = self.end.payload(self.schema.bytes)
         cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array
@@ -159,7 +159,8 @@ cdef class ColumnRows(SlotRows):
         if rows is not None:
             chosen = numpy.array([self.index_of(row) for row in rows], numpy.int64)
             indices, n = <const int64_t *>bytes_of(<cnp.PyArrayObject *>chosen), len(rows)
-        if not reader.plan_lists(lists, number, indices, n, step):
+        lists = reader.lists_of(number, indices, n, step)
+        if lists is None:
             return False
         if step[0] is not None:
             fill = bytes_of(<cnp.PyArrayObject *>step[0])

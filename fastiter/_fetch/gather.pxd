@@ -61,6 +61,5 @@ cdef class ColumnReader:
     cdef object output(self, Py_ssize_t number, Py_ssize_t n)
     cdef list values(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n)
     cdef bint has_rows(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n) except -1
-    cdef PaddedLists lists_of(self, Py_ssize_t number)
-    cdef bint plan_lists(self, PaddedLists lists, Py_ssize_t number, const int64_t *rows,
-                         Py_ssize_t n, object step) except -1
+    cdef PaddedLists lists_of(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n,
+                              object step)

@@ -85,19 +85,15 @@ cdef class ColumnReader:
             self.columns.append(data)
             if getattr(data, "row_groups", None) is not None:
                 self.row_groups = data.row_groups
-            if type(data) is ArrowColumn:
-                source.arrow = <PyObject *>data
-                source.chunking = self.chunking_of(number)
-                if (<ArrowColumn>data).text is not None:
+            if type(data) is ArrowColumn or type(data) is TokenColumn:
+                if type(data) is TokenColumn:
+                    source.tokens = <PyObject *>data
+                else:
+                    source.arrow = <PyObject *>data
+                    source.chunking = self.chunking_of(number)
+                if source.arrow != NULL and (<ArrowColumn>data).text is not None:
                     source.kind = TEXT
                 elif data.levels > 0:
-                    source.kind = RAGGED
-                else:
-                    data = numpy.empty((0, *data.shape), dtype)
-                    self.templates.append(data)
-            elif type(data) is TokenColumn:
-                source.tokens = <PyObject *>data
-                if data.levels > 0:
                     source.kind = RAGGED
                 else:
                     data = numpy.empty((0, *data.shape), dtype)
@@ -201,8 +197,8 @@ cdef class ColumnReader:
             if source.kind == TEXT or source.kind == OBJECT:
                 found = self.values(number, rows, n)
             elif source.kind == RAGGED:
-                lists = self.lists_of(number)
-                if not self.plan_lists(lists, number, rows, n, steps[number]):
+                lists = self.lists_of(number, rows, n, steps[number])
+                if lists is None:
                     return None
                 shape[0] = n
                 for axis in range(lists.ndim):
@@ -397,8 +393,8 @@ cdef class ColumnReader:
                             Places *places) except -1:
         """Copies rows of a column to the target, or returns False, with nothing written.
 
-        row_bytes: room for a row there. places: of these rows, for all columns. Another thread may have changed this column's shape while
-        the GIL was released for another one.
+        row_bytes: room for a row there. places: of these rows, for all columns. Another thread may
+        have changed this column's shape while the GIL was released for another one.
         """
         cdef ColumnSource *source = &self.sources[number]
         cdef fi_column *column = NULL
@@ -434,20 +430,20 @@ cdef class ColumnReader:
                 PyMem_Free(places.taken)
                 begin_places(places)
 
-    cdef PaddedLists lists_of(self, Py_ssize_t number):
-        """Rows of a column of lists, which `plan_lists` finds."""
-        column = self.columns[number]
-        return TokenLists(column) if self.sources[number].tokens != NULL else PaddedLists(column)
-
-    cdef bint plan_lists(self, PaddedLists lists, Py_ssize_t number, const int64_t *rows,
-                         Py_ssize_t n, object step) except -1:
-        """Finds the lists of rows. Of the step: fill value or None, greatest length or -1, multiple.
-        False if rows do not exist, or are not of equal length without a fill value."""
+    cdef PaddedLists lists_of(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n,
+                              object step):
+        """Rows of a column of lists. Of the step: fill value or None, greatest length or -1,
+        multiple. None if rows do not exist, or are not of equal length without a fill value."""
+        cdef PaddedLists lists
         cdef Places places
+        column = self.columns[number]
+        lists = TokenLists(column) if self.sources[number].tokens != NULL else PaddedLists(column)
         begin_places(&places)
         try:
-            return self.translate(number, &rows, n, &places) and lists.plan(
-                rows, n, step[0] is not None, step[1], step[2])
+            if self.translate(number, &rows, n, &places) and lists.plan(
+                    rows, n, step[0] is not None, step[1], step[2]):
+                return lists
+            return None
         finally:
             PyMem_Free(places.taken)
 
