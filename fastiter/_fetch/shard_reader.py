@@ -180,7 +180,7 @@ class ShardReader:
             raise
         except BaseException as error:
             if source is not None:
-                count = max(0, source.position - part.start)
+                count = min(part.size, max(0, source.position - part.start))
                 source.close()
             self._ends[part.number] = part.start + count
             return Examples(rows, count, True, None, error)

@@ -371,13 +371,17 @@ def test_a_shard_that_raises_is_told_and_ended(kind: str) -> None:
 
 
 def test_a_shard_with_another_length_is_told() -> None:
-    for lengths, message in (([3, 4], "only 3 examples.*says 4"), ([2, 3], "more.*says 2")):
+    for lengths, place, message in (
+        ([3, 4], "shard 'b', example 3", "only 3 examples.*says 4"),
+        ([2, 3], "shard 'a', example 2", "more.*says 2"),
+    ):
         dataset = StreamDataset(["a", "b"], lambda shard: iter(range(3)), lengths=lengths)
         iterator = SerialIterator(dataset, 2, repeat=False)
         rows: list[int] = []
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as caught:
             for batch in iterator:
                 rows += batch
+        assert place in f"{getattr(caught.value, '__notes__', '')}{caught.value.__cause__}"
         for batch in iterator:
             rows += batch
         assert rows == [*range(min(3, lengths[0])), *range(3)]
