@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -85,38 +85,29 @@ def _is_batch_of(column: Any, fill: Any) -> bool:
 # ---- columns whose kinds are known ----------------------------------------------------------
 
 
-class Step(NamedTuple):
-    """Steps for one column. Compiled code reads the first three by position."""
-
-    fill: np.ndarray[Any, Any] | None  # 0-d, of the column's dtype
-    max_length: int = -1
-    multiple: int = 1
-    lengths: bool = False
-    as_list: bool = False
-
-
-def steps_for(
+def rules_for(
     padding: Padding,
     container: int,
     keys: Sequence[Any] | None,
     specs: Sequence[Any],
     dtypes: Sequence[Any],
-) -> list[Step] | None:
-    """Steps for the columns of a batch, which are described as in a `Schema`; None if
-    concat_examples makes something else of them, or NumPy warns of a fill value's cast."""
+) -> list[FieldRule] | None:
+    """Rules for the columns of a batch, which are described as in a `Schema`, with fill values of
+    their dtypes, 0-d arrays; None if concat_examples makes something else of them, or NumPy warns
+    of a fill value's cast."""
     try:
         rules = padding.for_columns(container, keys, len(specs))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return [_step(*field) for field in zip(specs, dtypes, rules, strict=True)]
+            return [_rule(*field) for field in zip(specs, dtypes, rules, strict=True)]
     except (IndexError, KeyError, *numpy_fallback.CAST_ERRORS):  # no padding, or no cast
         return None
 
 
-def _step(spec: Any, dtype: Any, rule: FieldRule) -> Step:
+def _rule(spec: Any, dtype: Any, rule: FieldRule) -> FieldRule:
     """Raises where columns are not what concat_examples makes of this field."""
     if rule.as_list:
-        return Step(None, as_list=True)
+        return rule
     kind, _, shape = spec
     # Of a number: None. Of lists: their number of dimensions.
     ndim = shape if type(shape) is int else len(shape or ())
@@ -126,11 +117,11 @@ def _step(spec: Any, dtype: Any, rule: FieldRule) -> Step:
     if ndim == 0:
         if rule.named is not None:
             raise ValueError(f"{rule.named} is set for a field without an axis")
-        return Step(fill)
+        return FieldRule(fill)
     is_left = type(rule.fill) is numpy_fallback.OnLeft  # compiled code pads on the right
     if is_left or (kind == ARRAY and not rule.takes_whole(shape[0])):
         raise ValueError("the column is of another length, or padded on the left")
-    return Step(fill, rule.max_length, rule.multiple, rule.lengths)
+    return rule._replace(fill=fill)
 
 
 def join_columns(parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:

@@ -15,5 +15,5 @@ cdef class ColumnRows(SlotRows):
     cdef uint32_t gather_owned(self, uint32_t first, uint32_t stop) except? 0xFFFFFFFF
     cdef bint gather_rows(self, uint32_t first, uint32_t stop) except -1
     cdef bint write_values(self, uint32_t first, uint32_t count) except -1
-    cdef bint gather_lists(self, Py_ssize_t number, list rows, object step) except -1
+    cdef bint gather_lists(self, Py_ssize_t number, list rows, object rule) except -1
     cdef int write_all_values(self) except -1

@@ -120,10 +120,10 @@ cdef class ColumnRows(SlotRows):
 
     # ---- lists of a whole batch
 
-    def pad_fields(self, list steps, list rows):
+    def pad_fields(self, list rules, list rows):
         """Joins each ragged field of `rows`, ascending, or of all rows, into one array in the slot.
 
-        Each step begins with a 0-d array of the field's dtype to pad with, or None to join arrays
+        Each rule begins with a 0-d array of the field's dtype to pad with, or None to join arrays
         of equal shapes only; the greatest length of the first axis, or -1; the number that the
         padded first axis is a multiple of. Returns False if a field cannot be joined here: the
         parent does it then, or raises.
@@ -135,16 +135,16 @@ cdef class ColumnRows(SlotRows):
         for number in range(schema.count):
             if not schema.is_joined(number):
                 continue
-            fill, max_length, multiple = steps[number][:3]
+            fill, max_length, multiple = rules[number][:3]
             if reads:
-                if not self.gather_lists(number, rows, steps[number]):
+                if not self.gather_lists(number, rows, rules[number]):
                     return False
             elif schema.fields[number].kind == OBJECT or not self.pad_field(
                     &schema.fields[number], rows, fill, max_length, multiple):
                 return False
         return True
 
-    cdef bint gather_lists(self, Py_ssize_t number, list rows, object step) except -1:
+    cdef bint gather_lists(self, Py_ssize_t number, list rows, object rule) except -1:
         """Joins lists that lie in the dataset's columns, as `pad_field` those in the slot."""
         cdef ColumnReader reader = self.gatherer
         cdef PaddedLists lists
@@ -159,11 +159,11 @@ cdef class ColumnRows(SlotRows):
         if rows is not None:
             chosen = numpy.array([self.index_of(row) for row in rows], numpy.int64)
             indices, n = <const int64_t *>bytes_of(<cnp.PyArrayObject *>chosen), len(rows)
-        lists = reader.lists_of(number, indices, n, step)
+        lists = reader.lists_of(number, indices, n, rule)
         if lists is None:
             return False
-        if step[0] is not None:
-            fill = bytes_of(<cnp.PyArrayObject *>step[0])
+        if rule[0] is not None:
+            fill = bytes_of(<cnp.PyArrayObject *>rule[0])
         offset = self.end.heap_take(lists.nbytes)
         lists.write(self.end.place(offset), fill)
         entry[0] = <int64_t>offset

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastiter._collate.collate import with_lengths
-from fastiter._collate.columns import examples_of, steps_for
+from fastiter._collate.columns import examples_of, rules_for
 from fastiter._collate.padding import Padding
 from fastiter._fetch.arrow_column import ArrowColumn
 from fastiter._fetch.arrow_types import DictionaryColumn, ObjectColumn, OptionalColumn
@@ -223,14 +223,14 @@ class ColumnGatherer:
         specs = plain.reader.specs()
         keys = plain.keys if plain.mode is dict else None
         self._names: Sequence[Any] = range(len(specs)) if keys is None else keys
-        self._steps = steps_for(padding, plain.container, keys, specs, plain.reader.dtypes)
+        self._rules = rules_for(padding, plain.container, keys, specs, plain.reader.dtypes)
 
     def gather(self, indices: npt.NDArray[np.int64]) -> Any:
         """The batch; None if it has to be made of examples, which then also raise its errors."""
-        if self._steps is None:
+        if self._rules is None:
             return None
         try:
-            gathered = self._reader.gather_columns(indices, self._steps)
+            gathered = self._reader.gather_columns(indices, self._rules)
         except (OSError, ValueError):  # a text is none, offsets lead out of the values, a bad file
             return None
         if gathered is None:

@@ -47,7 +47,7 @@ cdef class ColumnReader:
                         Py_ssize_t n, bint uncached) except -1
     cdef bint gather_pieces(self, list outputs, Py_ssize_t start, indices,
                             uint64_t n_batches) except -1
-    cdef object gather_whole(self, indices, list steps)
+    cdef object gather_whole(self, indices, list rules)
     cdef list examples_there(self, indices)
     cdef bint gather_rows(self, list outputs, Py_ssize_t start, const int64_t *rows, Py_ssize_t n,
                           uint64_t n_batches) except -1
@@ -62,4 +62,4 @@ cdef class ColumnReader:
     cdef list values(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n)
     cdef bint has_rows(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n) except -1
     cdef PaddedLists lists_of(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n,
-                              object step)
+                              object rule)

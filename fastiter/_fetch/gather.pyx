@@ -168,19 +168,19 @@ cdef class ColumnReader:
             return False
         return True
 
-    def gather_columns(self, indices, list steps):
+    def gather_columns(self, indices, list rules):
         """Gather a list of columns: arrays, and lists of the values of texts and objects; and a list
         of the lengths of their rows, int64 (n,), where these are asked for, or None.
 
-        Each step is a `_collate.columns.Step`. Returns None where the columns are not what
-        concat_examples makes of the examples, or lack an index.
+        The rules are those of `_collate.columns.rules_for`. Returns None where the columns are not
+        what concat_examples makes of the examples, or lack an index.
         """
         for piece in self.pieces(indices, True):
             if piece != (0, len(indices)):
                 return None  # not all rows can be there at a time
-            return self.gather_whole(indices, steps)
+            return self.gather_whole(indices, rules)
 
-    cdef object gather_whole(self, indices, list steps):
+    cdef object gather_whole(self, indices, list rules):
         cdef Py_ssize_t n, number, row_bytes
         cdef const int64_t *rows = indices_of(indices, &n)
         cdef cnp.PyArrayObject *array
@@ -197,7 +197,7 @@ cdef class ColumnReader:
             if source.kind == TEXT or source.kind == OBJECT:
                 found = self.values(number, rows, n)
             elif source.kind == RAGGED:
-                lists = self.lists_of(number, rows, n, steps[number])
+                lists = self.lists_of(number, rows, n, rules[number])
                 if lists is None:
                     return None
                 shape[0] = n
@@ -205,10 +205,10 @@ cdef class ColumnReader:
                     shape[1 + axis] = lists.shape[axis]
                 Py_INCREF(lists.dtype)  # the constructor takes it over
                 found = new_empty(1 + lists.ndim, shape, <cnp.PyArray_Descr *>lists.dtype, 0)
-                fill = steps[number][0]
+                fill = rules[number][0]
                 lists.write(bytes_of(<cnp.PyArrayObject *>found),
                             bytes_of(<cnp.PyArrayObject *>(found if fill is None else fill)))
-                if steps[number][3]:
+                if rules[number][3]:
                     row_lengths = cnp.PyArray_EMPTY(1, shape, cnp.NPY_INT64, 0)
                     memcpy(bytes_of(<cnp.PyArrayObject *>row_lengths), lists.row_lengths,
                            n * sizeof(int64_t))
@@ -222,7 +222,7 @@ cdef class ColumnReader:
                         number, bytes_of(array), row_bytes, rows, n,
                         fi_outruns_cache(n * row_bytes, FI_RESULT_BATCHES), &places):
                     return None
-                if steps[number][3]:
+                if rules[number][3]:
                     row_lengths = numpy.full(n, found.shape[1], numpy.int64)
             if found is None:
                 return None
@@ -431,8 +431,8 @@ cdef class ColumnReader:
                 begin_places(places)
 
     cdef PaddedLists lists_of(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n,
-                              object step):
-        """Rows of a column of lists. Of the step: fill value or None, greatest length or -1,
+                              object rule):
+        """Rows of a column of lists. Of the rule: fill value or None, greatest length or -1,
         multiple. None if rows do not exist, or are not of equal length without a fill value."""
         cdef PaddedLists lists
         cdef Places places
@@ -441,7 +441,7 @@ cdef class ColumnReader:
         begin_places(&places)
         try:
             if self.translate(number, &rows, n, &places) and lists.plan(
-                    rows, n, step[0] is not None, step[1], step[2]):
+                    rows, n, rule[0] is not None, rule[1], rule[2]):
                 return lists
             return None
         finally:

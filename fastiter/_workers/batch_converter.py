@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 from fastiter._clib import status
 from fastiter._collate import collate
-from fastiter._collate.columns import Step, steps_for
+from fastiter._collate.columns import rules_for
 from fastiter._collate.numpy_fallback import Indices
-from fastiter._collate.padding import Padding
+from fastiter._collate.padding import FieldRule, Padding
 from fastiter._ring import row_reader
 from fastiter._ring.lease import Lease
 from fastiter._ring.schema import Schema
@@ -37,11 +37,11 @@ class BatchConverter(Protocol):
         """The batch of examples. Runs in the parent."""
 
 
-class _FieldSteps(NamedTuple):
-    """Steps for the fields of a schema; made once for each schema."""
+class _FieldRules(NamedTuple):
+    """Rules of the fields of a schema; made once for each schema."""
 
     schema: Schema | None
-    steps: list[Step] | None  #: None: no columns are what concat_examples makes of these fields
+    rules: list[FieldRule] | None  #: None: columns are not what concat_examples makes of the fields
     as_list: list[bool]  #: of each field, whether it is a list; empty: none is
     is_done_in_place: bool  #: whether a worker can make columns of all of them
 
@@ -58,7 +58,7 @@ class ConcatConverter:
         self.padding = padding
         self.copy = copy
         self.tolerates = tolerates
-        self._field_steps = _FieldSteps(None, None, [], False)
+        self._field_rules = _FieldRules(None, None, [], False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConcatConverter, (self.padding, self.copy, self.tolerates)
@@ -77,9 +77,9 @@ class ConcatConverter:
             return 0
         try:
             plan = self._plan_for(schema)
-            if plan.steps is None or not plan.is_done_in_place:
+            if plan.rules is None or not plan.is_done_in_place:
                 return 0
-            if rows.pad_fields(plan.steps, good):
+            if rows.pad_fields(plan.rules, good):
                 return status.CONVERTED_FIELDS
         except Exception:
             pass  # the parent tries on its heap, and raises if that fails too
@@ -91,30 +91,30 @@ class ConcatConverter:
         `convert` raises. Runs in the parent."""
         schema = lease.schema
         assert schema is not None
-        _, steps, as_list, _ = self._plan_for(schema)
-        if steps is None:
+        _, rules, as_list, _ = self._plan_for(schema)
+        if rules is None:
             return None
         columns = row_reader.columns(lease, lease.is_copied or self.copy, as_list)
         if columns is None or self.padding.only_fills:
             return columns
-        names = range(len(steps)) if schema.keys is None else schema.keys
+        names = range(len(rules)) if schema.keys is None else schema.keys
         lengths = [
-            row_reader.lengths(lease, number, step.max_length) if step.lengths else None
-            for number, step in enumerate(steps)
+            row_reader.lengths(lease, number, rule.max_length) if rule.lengths else None
+            for number, rule in enumerate(rules)
         ]
         return collate.with_lengths(columns, names, lengths)
 
-    def _plan_for(self, schema: Schema) -> _FieldSteps:
-        if self._field_steps.schema is not schema:
-            steps = steps_for(
+    def _plan_for(self, schema: Schema) -> _FieldRules:
+        if self._field_rules.schema is not schema:
+            rules = rules_for(
                 self.padding, schema.container, schema.keys, schema.specs, schema.dtypes
             )
-            as_list = [step.as_list for step in steps or ()]
-            is_done_in_place = steps is not None and schema.can_be_columns(as_list)
+            as_list = [rule.as_list for rule in rules or ()]
+            is_done_in_place = rules is not None and schema.can_be_columns(as_list)
             if not any(as_list):
                 as_list = []
-            self._field_steps = _FieldSteps(schema, steps, as_list, is_done_in_place)
-        return self._field_steps
+            self._field_rules = _FieldRules(schema, rules, as_list, is_done_in_place)
+        return self._field_rules
 
     def convert(self, examples: list[Any], indices: Indices | None) -> Any:
         return collate.collate(examples, self.padding, copy=self.copy, indices=indices)
