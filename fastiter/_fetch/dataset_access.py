@@ -188,15 +188,10 @@ class PlainColumns(NamedTuple):
     """A dataset of arrays, and its reader."""
 
     reader: ColumnReader
-    mode: Any
-    keys: tuple[str, ...]
+    container: int  # as in a `Schema`
+    keys: tuple[str, ...] | None  # of a dict
     delegates: tuple[tuple[Any, Any], ...]
     is_arrow: bool  # whether a column is not a NumPy array
-
-    @property
-    def container(self) -> int:
-        """As a `Schema` has it."""
-        return {tuple: TUPLE, dict: DICT}.get(self.mode, BARE)
 
 
 def plain_columns(dataset: Any) -> PlainColumns | None:
@@ -208,10 +203,11 @@ def plain_columns(dataset: Any) -> PlainColumns | None:
     groups = {id(getattr(column.array, "row_groups", None)) for column in columns.columns}
     if len(groups) > 1 or any(type(column.array) not in _READ for column in arrays):
         return None
-    mode, keys = columns.mode, columns.keys
-    reader = ColumnReader(mode, keys, list(arrays), columns.views)
+    reader = ColumnReader(columns.mode, columns.keys, list(arrays), columns.views)
+    container = {tuple: TUPLE, dict: DICT}.get(columns.mode, BARE)
+    keys = columns.keys if container == DICT else None
     is_arrow = any(type(column.array) is not np.ndarray for column in arrays)
-    return PlainColumns(reader, mode, keys, columns.delegates, is_arrow)
+    return PlainColumns(reader, container, keys, columns.delegates, is_arrow)
 
 
 class ColumnGatherer:
@@ -221,9 +217,9 @@ class ColumnGatherer:
     def __init__(self, plain: PlainColumns, padding: Padding) -> None:
         self._reader = plain.reader
         specs = plain.reader.specs()
-        keys = plain.keys if plain.mode is dict else None
+        keys, dtypes = plain.keys, plain.reader.dtypes
         self._names: Sequence[Any] = range(len(specs)) if keys is None else keys
-        self._rules = rules_for(padding, plain.container, keys, specs, plain.reader.dtypes)
+        self._rules = rules_for(padding, plain.container, keys, specs, dtypes)
 
     def gather(self, indices: npt.NDArray[np.int64]) -> Any:
         """The batch; None if it has to be made of examples, which then also raise its errors."""

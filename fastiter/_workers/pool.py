@@ -213,8 +213,7 @@ class Pool:
         these are too many."""
         specs = plain.reader.specs()
         if len(specs) <= MOST_FIELDS:
-            keys = plain.keys if plain.mode is dict else None
-            self.ring.use_schema(Schema(plain.container, keys, specs, rows))
+            self.ring.use_schema(Schema(plain.container, plain.keys, specs, rows))
             self._learner.use(self.ring.schema)
 
     def _learn(self, plan: Plan, irregular: dict[int, Any]) -> None:
