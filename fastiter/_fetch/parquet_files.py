@@ -1,8 +1,9 @@
 """Facts about a Parquet file that need no decoding.
 
-pyarrow's getters of column chunks end the process over encrypted or damaged metadata, so nulls are
-counted from the footer itself: https://parquet.apache.org/docs/file-format/metadata/, in Thrift's
-compact protocol, https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md.
+pyarrow's getters of column chunks end the process over encrypted or damaged metadata, so columns
+without nulls are found in the footer itself:
+https://parquet.apache.org/docs/file-format/metadata/, in Thrift's compact protocol,
+https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 from fastiter._fetch.file_signs import Sign, another_file, sign_of
 
-_UNKNOWN = -1
 _VARINT_BYTES = 10
 # Fields: of the file, its row groups; of these, their chunks; of a chunk, what follows; of its
 # metadata, the path of the column, and the statistics; of these, the number of nulls.
@@ -30,17 +30,6 @@ class FileFacts(NamedTuple):
 
     sign: Sign
     footer: bytes  # a digest of its metadata, which hold the schema and where all pages are
-
-
-class NullCounts(NamedTuple):
-    """Numbers of nulls in the columns of each row group."""
-
-    groups: list[dict[str, int]]  # by the names of columns; `_UNKNOWN` where no one has counted
-    unknown: frozenset[int]  # groups with columns whose names are encrypted
-
-    def of(self, group: int, name: str) -> int:
-        """Nulls in a column and all that lies below it; -1 if that is not known."""
-        return _UNKNOWN if group in self.unknown else self.groups[group].get(name, _UNKNOWN)
 
 
 def facts_of(file: BinaryIO) -> FileFacts:
@@ -88,35 +77,35 @@ def checked_facts(path: str, file: BinaryIO, before: FileFacts | None) -> FileFa
 # ---- nulls -------------------------------------------------------------------------------------
 
 
-def null_counts(path: str) -> NullCounts:
-    """Count the nulls of all columns of a file by its metadata; ValueError if these are damaged."""
+def without_nulls(path: str) -> list[set[str]]:
+    """Names of the columns of each row group that have no nulls, nor has anything below them, by
+    the metadata of a file; ValueError if these are damaged."""
     with open(path, "rb") as file:
-        data = _footer(file, os.fstat(file.fileno()).st_size)
-    counts: list[dict[str, int]] = []
-    unknown: set[int] = set()
-    reader = _Compact(data)
+        reader = _Compact(_footer(file, os.fstat(file.fileno()).st_size))
+    found: list[set[str]] = []
     try:
         for field, kind in reader.fields():
-            if field != _ROW_GROUPS:
+            if field == _ROW_GROUPS:
+                found += map(_without_nulls, reader.items())
+            else:
                 reader.readers[kind]()
-                continue
-            for group, facts in enumerate(reader.items()):
-                counts.append({})
-                for chunk in facts.get(_CHUNKS, ()):
-                    column = chunk.get(_METADATA, {})
-                    if _PATH not in column:
-                        unknown.add(group)
-                        continue
-                    name = column[_PATH][0].decode()
-                    n_nulls = column.get(_STATISTICS, {}).get(_N_NULLS, _UNKNOWN)
-                    if _KEY in chunk or _ENCRYPTED_METADATA in chunk:
-                        n_nulls = _UNKNOWN
-                    total = counts[-1].get(name, 0)
-                    is_known = total != _UNKNOWN and n_nulls != _UNKNOWN
-                    counts[-1][name] = total + n_nulls if is_known else _UNKNOWN
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"the metadata of {path} are damaged") from error
-    return NullCounts(counts, frozenset(unknown))
+    return found
+
+
+def _without_nulls(group: dict[int, Any]) -> set[str]:
+    names: set[str] = set()
+    others: set[str] = set()
+    for chunk in group.get(_CHUNKS, ()):
+        column = chunk.get(_METADATA, {})
+        if _PATH not in column:  # whose name is encrypted
+            return set()
+        has_none = column.get(_STATISTICS, {}).get(_N_NULLS) == 0
+        is_encrypted = _KEY in chunk or _ENCRYPTED_METADATA in chunk
+        name = column[_PATH][0].decode()
+        (names if has_none and not is_encrypted else others).add(name)
+    return names - others
 
 
 class _Compact:

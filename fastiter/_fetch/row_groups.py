@@ -150,7 +150,7 @@ class RowGroups:
         self.n_rows = int(ends[-1])
         self._sources = sources
         self._files = dict(files)
-        self._null_counts: dict[str, parquet_files.NullCounts] = {}
+        self._without_nulls: dict[str, list[set[str]]] = {}
         self._table_fd, self._cells_fd = table, cells
         n = len(ends)
         words = np.frombuffer(mmap.mmap(table, table_bytes(n)), np.int64)
@@ -253,9 +253,9 @@ class RowGroups:
     def with_nulls(self, name: str) -> Iterator[int]:
         """Groups in which a column may have nulls, by the statistics in the files."""
         for group, (path, number) in enumerate(self._sources):
-            if path not in self._null_counts:
-                self._null_counts[path] = parquet_files.null_counts(path)
-            if self._null_counts[path].of(number, name) != 0:
+            if path not in self._without_nulls:
+                self._without_nulls[path] = parquet_files.without_nulls(path)
+            if name not in self._without_nulls[path][number]:
                 yield group
 
     def _file(self, group: int) -> Any:
