@@ -442,7 +442,7 @@ cdef class RowPlanner:
             free_all(&found)
 
     def n_tokens(self, rows):
-        """Tokens of rows; 0 if one of them does not exist."""
+        """Tokens of rows; 0 if one of them does not exist, but for windows."""
         if self.method == WINDOWS:
             return len(rows) * self.length
         found = self.sums(rows)
