@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     except _NoProgramError as error:
         atexit.unregister(report.give)
         print(f"python -m fastiter run: {error}", file=sys.stderr)
-        return 2
+        return error.status
     except BaseException as error:
         report.status = _status_of(error)
         sys.excepthook = _Hook(sys.excepthook, error)
@@ -81,7 +81,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _NoProgramError(Exception):
-    """There is no such script or module."""
+    """There is no such script or module: the text, and the exit status that Python has then."""
+
+    def __init__(self, text: str, status: int = 1) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 def _script(name: str) -> tuple[Callable[[], types.CodeType], dict[str, Any]]:
@@ -96,7 +100,7 @@ def _script(name: str) -> tuple[Callable[[], types.CodeType], dict[str, Any]]:
         with io.open_code(file) as lines:
             source = lines.read()
     except OSError as error:
-        raise _NoProgramError(str(error)) from None
+        raise _NoProgramError(str(error), 2) from None
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(file))
     compiled = pkgutil.read_code(io.BytesIO(source))  # of a .pyc file, whatever its name is
