@@ -285,7 +285,15 @@ class RowGroups:
         start = 0
         while start < len(rows):
             with self._locks.hold() as hold:
-                stop = self._pin(numbers, start, hold)
+                try:
+                    stop = self._pin(numbers, start, hold)
+                except OSError as error:
+                    if os.strerror(errno.ENOMEM) not in str(error):  # pyarrow's has no errno
+                        raise
+                    raise MemoryError(
+                        f"no address space is left to map row groups of Parquet files ({error}): "
+                        "raise RLIMIT_AS (ulimit -v), or write smaller row groups"
+                    ) from error
                 yield start, stop
             start = stop
 

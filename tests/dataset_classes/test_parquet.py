@@ -621,6 +621,34 @@ print(os.listdir("/proc/self/fd") == before)
         assert line.startswith("27 ") and "RLIMIT_FSIZE" in line
 
 
+def test_a_limit_of_the_address_space_is_named(tmp_path: Path) -> None:
+    program = """
+import re, resource, sys
+from pathlib import Path
+from fastiter.datasets import ArrowDataset
+before = ArrowDataset(sys.argv[1], "n")
+before[0]
+dataset = ArrowDataset(sys.argv[1], "n")
+used = int(re.search(r"VmSize:\\s+([0-9]+) kB", Path("/proc/self/status").read_text())[1])
+resource.setrlimit(resource.RLIMIT_AS, ((used << 10) + (1 << 20), resource.RLIM_INFINITY))
+try:
+    dataset[0]
+except MemoryError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(dataset[0])
+"""
+    table = pa.table({"n": np.random.default_rng(0).integers(0, 1 << 60, 1_000_000)})
+    pq.write_table(table, tmp_path / "x.parquet")
+    run = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "x.parquet"], capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    error, value = run.stdout.splitlines()
+    assert "row groups" in error and "raise RLIMIT_AS (ulimit -v)" in error
+    assert int(value) == table["n"][0].as_py()
+
+
 # ---- files that are damaged, encrypted or written anew ---------------------------------------
 
 
