@@ -104,11 +104,11 @@ class TabularDataset(DatasetMixin):
 
     def astuple(self) -> TabularDataset:
         """Make a view with tuples as examples."""
-        return AsTuple(self)
+        return View(self, tuple)
 
     def asdict(self) -> TabularDataset:
         """Make a view with dicts as examples."""
-        return AsDict(self)
+        return View(self, dict)
 
     def concat(self, *datasets: TabularDataset) -> TabularDataset:
         """Append the rows of other datasets; ValueError if not all have the same keys."""
@@ -188,13 +188,13 @@ def is_array(data: Any) -> bool:
 
 
 class View(TabularDataset):
-    """A view with the rows, columns and `convert` of ``dataset``."""
+    """A view with the rows, columns and `convert` of ``dataset``, in its mode or a given one."""
 
-    _MODE: ClassVar[Mode] = None  # None: the mode of ``dataset``
+    _given_mode: Mode = None
     _is_view_of_dataset = True  # for `row_groups_of`
 
-    def __init__(self, dataset: TabularDataset) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: TabularDataset, mode: Mode = None) -> None:
+        self._dataset, self._given_mode = dataset, mode
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -205,7 +205,7 @@ class View(TabularDataset):
 
     @property
     def mode(self) -> Mode:
-        return self._MODE or self._dataset.mode
+        return self._given_mode or self._dataset.mode
 
     def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         return self._dataset.get_examples(indices, key_indices)
@@ -227,18 +227,6 @@ class ViewOfSeveral(View):
     @property
     def _dataset(self) -> TabularDataset:  # type: ignore[override]
         return self._datasets[0]
-
-
-class AsTuple(View):
-    """A view with tuples as examples."""
-
-    _MODE: ClassVar[Mode] = tuple
-
-
-class AsDict(View):
-    """A view with dicts as examples."""
-
-    _MODE: ClassVar[Mode] = dict
 
 
 class WithConverter(View):
