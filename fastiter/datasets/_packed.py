@@ -179,34 +179,22 @@ class Runs(_Spans):
         return items if self._kind is list else tuple(items)
 
 
-class _Fields(Column):
-    """Values with the same fields: a column for each field."""
+class Records(Column):
+    """Tuples or lists of one length, or dicts with the same keys in the same order: a column for
+    each field."""
 
-    def __init__(self, fields: list[Column], length: int) -> None:
+    def __init__(
+        self, kind: type, fields: list[Column], length: int, keys: tuple[Any, ...] = ()
+    ) -> None:
+        self._kind = kind
         self._fields = fields
         self._length = length
-
-
-class Records(_Fields):
-    """Tuples or lists of one length."""
-
-    def __init__(self, kind: type, values: Sequence[Any]) -> None:
-        super().__init__([pack(field) for field in zip(*values, strict=True)], len(values))
-        self._kind = kind
-
-    def __getitem__(self, i: int) -> Any:
-        return self._kind([field[i] for field in self._fields])
-
-
-class Dicts(_Fields):
-    """Dicts with the same keys in the same order."""
-
-    def __init__(self, keys: tuple[Any, ...], fields: list[Column], length: int) -> None:
-        super().__init__(fields, length)
         self._keys = keys
 
-    def __getitem__(self, i: int) -> dict[Any, Any]:
-        return {key: field[i] for key, field in zip(self._keys, self._fields, strict=True)}
+    def __getitem__(self, i: int) -> Any:
+        if self._kind is dict:
+            return {key: field[i] for key, field in zip(self._keys, self._fields, strict=True)}
+        return self._kind([field[i] for field in self._fields])
 
 
 class Mixed(Column):
@@ -288,11 +276,11 @@ def _column(kind: Any, values: Sequence[Any]) -> Column:
         lengths = {len(value) for value in values}
         is_record = len(lengths) == 1 and 0 < len(values[0]) <= _MAX_FIELDS
         if is_record and (kind is tuple or len({_kind(item) for item in items}) > 1):
-            return Records(kind, values)
+            return Records(kind, [pack(field) for field in zip(*values, strict=True)], len(values))
         return Runs(kind, values, pack(items))
     if kind[0] is dict:
         fields = [pack(field) for field in zip(*map(dict.values, values), strict=True)]
-        return Dicts(tuple(values[0]), fields, len(values))
+        return Records(dict, fields, len(values), tuple(values[0]))
     if kind[0] is not np.ndarray:
         return Rows(np.array(values, dtype=kind[1][0]))
     shape = values[0].shape

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fastiter.dataset.mixin import DatasetMixin, row_at
-from fastiter.datasets._packed import Column, Dicts, pack, pack_array
+from fastiter.datasets._packed import Column, Records, pack, pack_array
 from fastiter.datasets._parts import common_length
 
 __all__ = ["FrozenDataset"]
@@ -88,7 +88,7 @@ def _dicts(keys: list[Any], columns: list[Any]) -> Column:
     if not keys:
         raise ValueError("data has no columns: give at least one")
     length = common_length(zip(keys, map(len, columns), strict=True), "columns")
-    return Dicts(tuple(keys), [_packed(column) for column in columns], length)
+    return Records(dict, [_packed(column) for column in columns], length, tuple(keys))
 
 
 def _packed(values: Any) -> Column:
