@@ -31,7 +31,7 @@ from fastiter._util.arguments import (
 from fastiter._util.context import Self
 from fastiter.dataset.mixin import DatasetMixin, out_of_range, row_at
 from fastiter.datasets._arrow_sources import held
-from fastiter.tokens._sources import Opened, checked_signs, open_source, paths_of
+from fastiter.tokens._sources import Opened, files_of, open_source, paths_of
 
 __all__ = ["TokenDataset"]
 
@@ -222,7 +222,7 @@ class TokenDataset(DatasetMixin):
             "ignored": checked_int("ignore_index", ignore_index, **limits),
         }
         self._epoch = 0
-        self._signs: dict[str, Any] | None = None  # of the files
+        self._files = files_of(self._source, self._documents)
         self._open()
 
     @classmethod
@@ -248,7 +248,6 @@ class TokenDataset(DatasetMixin):
         return cls(source, length, packing=packing, shift_labels=False, **options)
 
     def _open(self) -> None:
-        self._signs = checked_signs(self._source, self._documents, self._signs)
         opened = self._opened = open_source(
             self._source, self._documents, self._dtype, self._column, self._aligned
         )
@@ -305,6 +304,7 @@ class TokenDataset(DatasetMixin):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._files.check()
         self._open()
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from fastiter._fetch.token_column import MOST_TOKENS, TokenColumn
 from fastiter._fetch.token_rows import RowPlanner
 from fastiter._util.arguments import checked_flag, checked_int, checked_names, checked_optional_int
 from fastiter.dataset.mixin import DatasetMixin, row_at
-from fastiter.tokens._sources import checked_integers, checked_signs, open_source, paths_of
+from fastiter.tokens._sources import checked_integers, files_of, open_source, paths_of
 
 if TYPE_CHECKING:
     from fastiter._fetch.token_rows import TokenSource
@@ -105,11 +105,10 @@ class MegatronDataset(DatasetMixin):
         # Fields that differ from those of the stream are made of the tokens, row by row.
         self._is_plain = not any(self._flags) and self._pad < 0
         self._is_plain &= "attention_mask" not in self._fields
-        self._signs: dict[str, Any] | None = None  # of the files
+        self._files = files_of(paths)
         self._open()
 
     def _open(self) -> None:
-        self._signs = checked_signs(self._paths, None, self._signs)
         source = open_source(self._paths, None, None, "", ()).source()
         if self._index is None:
             numbers, shuffle = self._drawn(source)
@@ -146,6 +145,7 @@ class MegatronDataset(DatasetMixin):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._files.check()
         self._open()
 
     def _drawn(self, source: TokenSource) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

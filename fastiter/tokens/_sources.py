@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastiter._fetch import arrow_types
-from fastiter._fetch.file_signs import Sign, check_same, sign_of
 from fastiter._fetch.token_rows import KINDS, TokenSource
-from fastiter.datasets._arrow_paths import SUFFIXES, check_once, checked_paths
+from fastiter.datasets._arrow_paths import SUFFIXES, Paths, check_once, checked_paths
 from fastiter.datasets._arrow_sources import open_table
 
 Array = npt.NDArray[Any]
@@ -86,18 +85,12 @@ def paths_of(source: Any) -> list[str] | None:
     return paths
 
 
-def checked_signs(
-    source: Any, documents: Any, known: dict[str, Sign] | None
-) -> dict[str, Sign] | None:
-    """The signs of the files of a source; ValueError if they are others than those ``known``."""
-    if known is not None:
-        for path, sign in known.items():
-            check_same(path, sign)
-        return known
+def files_of(source: Any, documents: Any = None) -> Paths:
+    """The files that a source consists of, and that of its documents."""
     files = [documents] if isinstance(documents, str) else []
     for path in paths_of(source) or ():
         files += [path, *([path[: -len("idx")] + "bin"] if path.endswith(".idx") else [])]
-    return {path: sign_of(path) for path in files if os.path.isfile(path)}
+    return Paths([path for path in files if os.path.isfile(path)])
 
 
 def mapped(path: str, dtype: Any, offset: int = 0) -> Array:
