@@ -36,27 +36,28 @@ def import_cupy(purpose: str) -> Any:
     return cupy
 
 
-def _import_usable_cupy(purpose: str) -> Any:
-    """Import CuPy as `import_cupy`; raise also in a process forked from one that uses CUDA.
+def _asked(name: str, question: str) -> tuple[Any, int]:
+    """CuPy, and what CUDA's runtime answers to a question, for a device of this name.
 
-    CUDA is not asked: CUDA 13 counts the GPUs in such a process, and fails in the next call.
+    RuntimeError if CuPy or any GPU is missing, or this process was forked from one that uses CUDA:
+    CUDA is not asked about that, since CUDA 13 counts the GPUs there, and fails in the next call.
     """
-    cupy = import_cupy(purpose)
+    cupy = import_cupy(name)
     if _is_cut_off:
         raise RuntimeError(CUT_OFF)
-    return cupy
+    runtime = cupy.cuda.runtime
+    try:
+        return cupy, int(getattr(runtime, question)())
+    except runtime.CUDARuntimeError as error:
+        raise RuntimeError(
+            f"{name} needs a GPU, and CuPy finds none ({error}): install NVIDIA's driver, and CuPy "
+            f"for a CUDA that the driver supports with {_INSTALL}"
+        ) from error
 
 
 def import_cupy_for(device_id: int) -> Any:
-    """Import CuPy, and make sure that it finds the GPU ``device_id``.
-
-    RuntimeError if CuPy or the GPU is missing, or this process was forked from one that uses CUDA.
-    """
-    cupy = _import_usable_cupy(f"device {device_id}")
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise _without_gpu(f"device {device_id}", error) from error
+    """Import CuPy, and make sure that it finds the GPU ``device_id``; raise as `_asked`."""
+    cupy, count = _asked(f"device {device_id}", "getDeviceCount")
     if device_id >= count:
         raise RuntimeError(
             f"device {device_id} is not there: CuPy finds {count} GPU(s), numbered from 0 (those "
@@ -66,20 +67,8 @@ def import_cupy_for(device_id: int) -> Any:
 
 
 def current_device_id() -> int:
-    """Return the number of CuPy's current GPU; raise as `import_cupy_for`."""
-    cupy = _import_usable_cupy("device 'cuda'")
-    try:
-        return int(cupy.cuda.runtime.getDevice())
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise _without_gpu("device 'cuda'", error) from error
-
-
-def _without_gpu(name: str, error: Exception) -> RuntimeError:
-    """Return what to raise where CUDA's ``error`` says that there is no GPU to use."""
-    return RuntimeError(
-        f"{name} needs a GPU, and CuPy finds none ({error}): install NVIDIA's driver, and CuPy for "
-        f"a CUDA that the driver supports with {_INSTALL}"
-    )
+    """Return the number of CuPy's current GPU; raise as `_asked`."""
+    return _asked("device 'cuda'", "getDevice")[1]
 
 
 def is_cupy_array(x: Any) -> bool:
