@@ -61,15 +61,14 @@ class _Foreign(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class Constants(Column):
-    """One value many times, such as None, or no value at all."""
+class Nones(Column):
+    """None many times, or no value at all."""
 
-    def __init__(self, length: int, value: Any = None) -> None:
+    def __init__(self, length: int) -> None:
         self._length = length
-        self._value = value
 
     def __getitem__(self, i: int) -> Any:
-        return self._value
+        return None
 
 
 class Rows(Column):
@@ -219,7 +218,7 @@ def pack(values: Sequence[Any]) -> Column:
     for kind, value in zip(kinds, values, strict=True):
         groups.setdefault(kind, []).append(value)
     if not groups:
-        return Constants(0)
+        return Nones(0)
     if len(groups) == 1:
         return _column(kinds[0], values)
     if len(groups) > _MAX_KINDS:
@@ -311,6 +310,6 @@ _PLAIN: dict[type, Callable[[Sequence[Any]], Column]] = {
     int: Numbers,
     float: Numbers,
     complex: Numbers,
-    type(None): lambda values: Constants(len(values)),
+    type(None): lambda values: Nones(len(values)),
     object: Pickles,
 }
