@@ -10,10 +10,19 @@ from typing import Any
 import fastiter
 from fastiter._cli.profile.loading import UsageError, load
 from fastiter._engine.chainer_state import as_record
-from fastiter._plan.epoch_sampler import EpochSampler, SamplerRecord
+from fastiter._plan.epoch_sampler import SamplerRecord
 from fastiter._plan.record import loaded_cut
 
 _WRONG = (LookupError, OSError, TypeError, UsageError, ValueError)
+#: samplers whose states tell all that decides their orders
+_SAMPLERS: dict[int, Any] = {
+    kind.kind: kind
+    for kind in (
+        fastiter.ShuffleOrderSampler,
+        fastiter.VirtualShuffleOrderSampler,
+        fastiter.BlockShuffleOrderSampler,
+    )
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,18 +84,18 @@ def _of_state(state: Any) -> Any:
     n_examples, sampler = cut.get("n_examples"), None
     if n_examples is None:
         record = SamplerRecord.of(saved.get("order"))
-        sampler = None if record is None else _sampler_of(record, cut.get("arguments", []))
         if record is None:
             raise ValueError(
                 "the orders of this state are drawn from a generator without a seed, or by a "
                 "function of the order before, so that only the run itself knows its batches: give "
                 "the iterator an order_sampler with a seed, as in ShuffleOrderSampler(0)"
             )
-        if sampler is None:
+        if record.kind not in _SAMPLERS:
             raise ValueError(
                 "this state does not tell all that decides the orders: give --iterator "
                 "MODULE:FUNCTION, which makes the iterator"
             )
+        sampler = _SAMPLERS[record.kind](0, *cut.get("arguments", []))
         n_examples = record.n_examples
         words: Any = cut.get("seed", saved["seed"])
         sampler.seed = (words[0] % 2**64, words[1] % 2**64)
@@ -99,11 +108,3 @@ def _of_state(state: Any) -> Any:
         shuffle=False if sampler is None else None,
         **arguments,
     )
-
-
-def _sampler_of(record: SamplerRecord, arguments: list[Any]) -> EpochSampler | None:
-    plain = fastiter.ShuffleOrderSampler, fastiter.VirtualShuffleOrderSampler
-    for kind in (*plain, fastiter.BlockShuffleOrderSampler):
-        if record.kind == kind.kind:
-            return kind(0, *arguments)
-    return None
