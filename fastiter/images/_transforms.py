@@ -62,12 +62,13 @@ class ImageTransform:
                 shown.append(f"{field.name}={value!r}" if field.kw_only else repr(value))
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    @property
+    @functools.cached_property
     def table(self) -> npt.NDArray[np.float32] | None:
         """float32 (3, 256): what a byte of each channel becomes; None if it stays a byte."""
         if self.dtype == "uint8":
             return None
-        return _table(self.mean or (0.0,) * 3, self.std or (1.0,) * 3)
+        table = (np.arange(256)[:, None] / 255 - (self.mean or (0.0,) * 3)) / (self.std or 1.0)
+        return np.ascontiguousarray(table.T, np.float32)
 
     def window(self, height: int, width: int, source: RandomSource) -> CropWindow:
         """The window of an image of this size. Draws from ``source()``, if it draws at all."""
@@ -162,11 +163,10 @@ class ResizeCenterCrop(ImageTransform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        height, width = whole = _both("resize", self.resize)
-        size = _both("size", self.size)
-        if size[0] > height or size[1] > width:
+        size, whole = _both("size", self.size), _both("resize", self.resize)
+        if size[0] > whole[0] or size[1] > whole[1]:
             raise ValueError(f"size must be at most resize={self.resize!r}, not {self.size!r}")
-        vars(self).update(size=size, resize=height if np.ndim(self.resize) == 0 else whole)
+        vars(self).update(size=size, resize=whole[0] if np.ndim(self.resize) == 0 else whole)
 
     def window(self, height: int, width: int, source: RandomSource) -> CropWindow:
         shape: Any = self.size
@@ -225,9 +225,3 @@ def _numbers(name: str, value: Any, count: int, is_one_enough: bool = False) -> 
             return tuple(map(float, found))
     what = f"{count} finite numbers" if count > 1 else "a finite number"
     raise ValueError(f"{name} must be {what}, not {value!r:.80}")
-
-
-@functools.lru_cache(maxsize=16)
-def _table(mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDArray[np.float32]:
-    table = (np.arange(256)[:, None] / 255 - mean) / std
-    return np.ascontiguousarray(table.T, np.float32)
