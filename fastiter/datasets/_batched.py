@@ -1,4 +1,4 @@
-"""Batched access through datasets that wrap others."""
+"""Datasets that fetch many examples at once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,40 @@ from typing import Any
 from fastiter._fetch.dataset_access import checked_examples
 from fastiter.dataset.mixin import DatasetMixin
 
+_OF_MANY = frozenset({"_getitems", "__getitems__"})
+_OF_ONE = frozenset({"get_example", "__getitem__"})
 
-class BatchedWrapper(DatasetMixin):
-    """A dataset over others, which has ``__getitems__`` if all of them have it.
 
-    A subclass defines ``get_example`` and ``_getitems``.
+class BatchedDataset(DatasetMixin):
+    """A dataset with ``__getitems__``, which is the `_getitems` that a subclass defines.
+
+    A class below that has its own ``get_example`` or ``__getitem__``, and none of these two, is
+    without ``__getitems__``: its own method must be called for each example.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        names = _OF_MANY | _OF_ONE
+        decisive = next(kind for kind in cls.__mro__ if not names.isdisjoint(vars(kind)))
+        if _OF_MANY.isdisjoint(vars(decisive)):
+            cls.__getitems__ = property(_missing)  # type: ignore[attr-defined]
+
+    def _getitems(self, indices: list[int]) -> list[Any]:
+        raise NotImplementedError
+
+    def get_example(self, i: int) -> Any:
+        """Get example ``i``; IndexError unless ``-len(self) <= i < len(self)``."""
+        return self._getitems([i])[0]
+
+
+def _missing(dataset: Any) -> Any:
+    raise AttributeError(
+        f"this {type(dataset).__name__} has no __getitems__, because it makes single examples"
+    )
+
+
+class BatchedWrapper(BatchedDataset):
+    """A dataset over others, which has ``__getitems__`` if all of them have it."""
 
     _dataset: Any
     _is_view_of_dataset = True  # for `row_groups_of`
@@ -22,21 +50,11 @@ class BatchedWrapper(DatasetMixin):
         """Return the wrapped datasets."""
         return (self._dataset,)
 
-    def _getitems(self, indices: list[int]) -> list[Any]:
-        raise NotImplementedError
-
     @property
     def __getitems__(self) -> Callable[[list[int]], list[Any]]:
-        """Get the examples at a list of indices, with one call of each wrapped dataset.
-
-        Not an attribute if a subclass has its own ``get_example`` or ``__getitem__``, which must
-        be called for each example then.
-        """
-        kind = next(kind for kind in type(self).__mro__ if "_getitems" in vars(kind))
-        if (
-            getattr(self.get_example, "__func__", None) is not vars(kind)["get_example"]
-            or type(self).__getitem__ is not DatasetMixin.__getitem__
-            or not all(hasattr(base, "__getitems__") for base in self._bases())
+        """Get the examples at a list of indices, with one call of each wrapped dataset."""
+        if "get_example" in vars(self) or not all(
+            hasattr(base, "__getitems__") for base in self._bases()
         ):
             raise AttributeError(
                 f"this {type(self).__name__} has no __getitems__, because its dataset has none"

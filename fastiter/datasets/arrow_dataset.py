@@ -20,7 +20,7 @@ from fastiter._order import example_context
 from fastiter._util.arguments import checked_choice
 from fastiter._util.loaded import loaded
 from fastiter._workers import shared_object
-from fastiter.dataset.mixin import DatasetMixin, row_at
+from fastiter.dataset.mixin import row_at
 from fastiter.datasets._arrow_paths import Paths, checked_paths
 from fastiter.datasets._arrow_sources import (
     ParquetFiles,
@@ -32,13 +32,14 @@ from fastiter.datasets._arrow_sources import (
     open_table,
     parquet_files_of,
 )
+from fastiter.datasets._batched import BatchedDataset
 
 __all__ = ["ArrowDataset"]
 
 _NULLS = ("error", "mask", "none")
 
 
-class ArrowDataset(DatasetMixin):
+class ArrowDataset(BatchedDataset):
     """Rows of Arrow columns: of Hugging Face's datasets, of pyarrow's tables, or of files.
 
     Iterators gather batches in C from the Arrow buffers, without making examples. Files are mapped,
@@ -191,10 +192,9 @@ class ArrowDataset(DatasetMixin):
 
     def get_example(self, i: int) -> Any:
         """Get example ``i``; IndexError unless ``-len(self) <= i < len(self)``."""
-        return self.__getitems__([row_at(i, len(self))])[0]
+        return self._getitems([row_at(i, len(self))])[0]
 
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Get the examples at some indices, as `get_example` does."""
+    def _getitems(self, indices: list[int]) -> list[Any]:
         if self._own is not None:
             examples = self._own.__getitems__(indices)
             if self._names is not None:
@@ -214,6 +214,8 @@ class ArrowDataset(DatasetMixin):
             for name, decode in self._decode.items():
                 example[name] = decode(example[name])
         return examples  # type: ignore[no-any-return]
+
+    __getitems__ = _getitems
 
     def _part_of(self, example: dict[str, Any]) -> Any:
         try:

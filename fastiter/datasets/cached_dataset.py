@@ -19,8 +19,8 @@ from fastiter._stats.cache_stats import CacheStats
 from fastiter._util.arguments import checked_flag, checked_path
 from fastiter._util.context import Closing
 from fastiter._workers import shared_object
-from fastiter.dataset.mixin import DatasetMixin, row_at
-from fastiter.datasets._batched import fetch
+from fastiter.dataset.mixin import row_at
+from fastiter.datasets._batched import BatchedWrapper, fetch
 from fastiter.datasets._cache_files import Meaning, open_table, require_index
 from fastiter.datasets._parts import fixed_length
 
@@ -36,7 +36,7 @@ _NO_WAY = (
 )
 
 
-class CachedDataset(Closing, DatasetMixin):
+class CachedDataset(Closing, BatchedWrapper):
     """A dataset whose examples are fetched once, and kept for all processes; `fastiter.cache`
     explains it.
 
@@ -133,15 +133,10 @@ class CachedDataset(Closing, DatasetMixin):
         found = self._stored(table, row)
         return self._fetched(table, row) if found is None else found[0]
 
-    @property
-    def __getitems__(self) -> Any:
-        """The examples at some indices, with one call of the dataset for those that are not
-        stored. There is no such method where the dataset has none."""
-        if getattr(self.dataset, "__getitems__", None) is None:
-            raise AttributeError("the dataset has no __getitems__")
-        return self._get_many
+    def _bases(self) -> tuple[Any, ...]:
+        return (self.dataset,)
 
-    def _get_many(self, indices: Any) -> list[Any]:
+    def _getitems(self, indices: list[int]) -> list[Any]:
         table = self._opened()
         rows = [row_at(i, self._length) for i in indices]
         found = [self._stored(table, row) for row in rows]

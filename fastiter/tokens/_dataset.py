@@ -29,8 +29,9 @@ from fastiter._util.arguments import (
     checked_optional_int,
 )
 from fastiter._util.context import Self
-from fastiter.dataset.mixin import DatasetMixin, out_of_range, row_at
+from fastiter.dataset.mixin import out_of_range, row_at
 from fastiter.datasets._arrow_sources import held
+from fastiter.datasets._batched import BatchedDataset
 from fastiter.tokens._sources import Opened, files_of, open_source, paths_of
 
 __all__ = ["TokenDataset"]
@@ -42,7 +43,7 @@ _MOST_DOCUMENTS = 1 << 30  # of a window: csrc/order/fi_pack.h counts in 32 bits
 _MOST_EPOCHS = 1 << 63 - EPOCH_SHIFT
 
 
-class TokenDataset(DatasetMixin):
+class TokenDataset(BatchedDataset):
     """Rows for language models: windows, packed documents, or single ones.
 
     Iterators gather rows in C from where the tokens lie, without making examples. Files are mapped
@@ -375,18 +376,15 @@ class TokenDataset(DatasetMixin):
         rows = [i if has else row_at(i, size) for i, has in zip(indices, has_epoch, strict=True)]
         return np.array(rows, dtype=np.int64)
 
-    def get_example(self, i: int) -> dict[str, Any]:
-        """Get row ``i`` of the epoch; IndexError unless ``-len(self) <= i < len(self)``."""
-        return self.__getitems__([i])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        """Get the rows at some indices, as `get_example` does."""
+    def _getitems(self, indices: list[int]) -> list[dict[str, Any]]:
         rows = self._rows(indices)
         assert self._plain is not None
         examples = self._plain.reader.examples(rows)
         if examples is None:
             raise out_of_range(indices, len(self))
         return examples
+
+    __getitems__ = _getitems
 
     def __fastiter_columns__(self) -> Columns:
         columns = tuple(SourceColumn(column) for column in self._columns.values())

@@ -12,7 +12,8 @@ from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
 from fastiter._fetch.token_column import MOST_TOKENS, TokenColumn
 from fastiter._fetch.token_rows import RowPlanner
 from fastiter._util.arguments import checked_flag, checked_int, checked_names, checked_optional_int
-from fastiter.dataset.mixin import DatasetMixin, row_at
+from fastiter.dataset.mixin import row_at
+from fastiter.datasets._batched import BatchedDataset
 from fastiter.tokens._sources import checked_integers, files_of, open_source, paths_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _FIELDS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 _THRESHOLD = 0.8  # of an epoch's samples, below which the last epoch is shuffled for itself
 
 
-class MegatronDataset(DatasetMixin):
+class MegatronDataset(BatchedDataset):
     """The samples that megatron-core's ``GPTDataset`` gives, in its order.
 
     Row i is what ``GPTDataset[i]`` is in megatron-core 0.16.1, of the same seed: int64 (L,), and
@@ -198,17 +199,14 @@ class MegatronDataset(DatasetMixin):
     def __len__(self) -> int:
         return len(self._shuffle)
 
-    def get_example(self, i: int) -> dict[str, Any]:
-        """Get row ``i``; IndexError unless ``-len(self) <= i < len(self)``."""
-        return self.__getitems__([i])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        """Get the rows at some indices, as `get_example` does."""
+    def _getitems(self, indices: list[int]) -> list[dict[str, Any]]:
         rows = np.array([row_at(i, len(self)) for i in indices], dtype=np.int64)
         assert self._plain is not None
         examples = self._plain.reader.examples(rows)
         assert examples is not None
         return examples if self._is_plain else [self._completed(row) for row in examples]
+
+    __getitems__ = _getitems
 
     def _completed(self, row: dict[str, Any]) -> dict[str, Any]:
         """A row with what depends on EOD and padding."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fastiter import SerialIterator, datasets
+from fastiter.tokens import TokenDataset
 
 
 class Strict:
@@ -313,6 +314,64 @@ def test_getitems_is_not_there_for_a_subclass_with_examples_of_its_own(number):
     for other in (OwnExamples, OwnIndexing):
         assert made(other)[0] == [expected[0]]
         assert not hasattr(made(other), "__getitems__")
+
+
+class Pairs:
+    """Examples of its own for a class that stands behind it."""
+
+    def get_example(self, i):
+        return "own", super().get_example(i)
+
+
+def cached(kind):
+    return kind(Batched("abcde"), memory=1 << 20)
+
+
+def of_arrow(kind):
+    return kind(pytest.importorskip("pyarrow").array([1, 2, 3]))
+
+
+def of_tokens(kind):
+    return kind([[1, 2], [3], [4, 5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        (datasets.CachedDataset, cached),
+        (datasets.ArrowDataset, of_arrow),
+        (TokenDataset, of_tokens),
+    ],
+)
+def test_examples_of_a_subclass_are_its_own(kind, make):
+    """Also of datasets that have ``__getitems__`` by themselves."""
+
+    class OwnExamples(kind):
+        def get_example(self, i):
+            return "own", super().get_example(i)
+
+    class OwnIndexing(kind):
+        def __getitem__(self, index):
+            return "own", super().__getitem__(index)
+
+    class Mixed(Pairs, kind):
+        pass
+
+    class Derived(OwnExamples):
+        pass
+
+    class Many(OwnExamples):
+        def __getitems__(self, indices):
+            return [("many", self.get_example(i)[1]) for i in indices]
+
+    plain = make(kind)
+    for other in (OwnExamples, OwnIndexing, Mixed, Derived):
+        dataset = make(other)
+        assert not hasattr(dataset, "__getitems__")
+        examples = [x for b in SerialIterator(dataset, 2, repeat=False, shuffle=False) for x in b]
+        assert repr(examples) == repr([("own", plain[i]) for i in range(len(plain))])
+    examples = next(SerialIterator(make(Many), len(plain), shuffle=False))
+    assert repr(examples) == repr([("many", plain[i]) for i in range(len(plain))])
 
 
 def test_getitems_is_not_asked_for_negative_indices():
