@@ -83,6 +83,13 @@ def examined(source: TokenSource, lengths: list[int]) -> dict[str, Any]:
         tokens += int(found.sum())
         for length in lengths:
             padded[length] += int((-(-found // length)).sum())
+
+    def shares(length: int) -> dict[str, float]:
+        rows = {"padded": padded[length]}
+        for packing in ("concat", "bfd"):
+            rows[packing] = RowPlanner(source, packing, length, window=_WINDOW).n_rows()
+        return {name: tokens / (k * length) if k else 0.0 for name, k in rows.items()}
+
     last = int(np.flatnonzero(counts).max(initial=0))
     return {
         "documents": n,
@@ -91,26 +98,8 @@ def examined(source: TokenSource, lengths: list[int]) -> dict[str, Any]:
             {"from": 2**k // 2, "to": max(0, 2**k - 1), "documents": int(counts[k])}
             for k in range(last + 1)
         ],
-        "lengths": [
-            {
-                "length": length,
-                "padded": _share(tokens, padded[length] * length),
-                **{
-                    packing: _share(tokens, _rows(source, packing, length) * length)
-                    for packing in ("concat", "bfd")
-                },
-            }
-            for length in lengths
-        ],
+        "lengths": [{"length": length, **shares(length)} for length in lengths],
     }
-
-
-def _rows(source: TokenSource, packing: str, length: int) -> int:
-    return RowPlanner(source, packing, length, window=_WINDOW).n_rows()
-
-
-def _share(tokens: int, places: int) -> float:
-    return tokens / places if places else 0.0
 
 
 def as_table(found: dict[str, Any]) -> str:
