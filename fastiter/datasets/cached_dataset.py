@@ -131,7 +131,7 @@ class CachedDataset(Closing, BatchedWrapper):
         """Get example ``i``; IndexError unless ``-len(self) <= i < len(self)``."""
         row, table = row_at(i, self._length), self._opened()
         found = self._stored(table, row)
-        return self._fetched(table, row) if found is None else found[0]
+        return self._fetched(table, [row], is_single=True)[0] if found is None else found[0]
 
     def _bases(self) -> tuple[Any, ...]:
         return (self.dataset,)
@@ -141,7 +141,7 @@ class CachedDataset(Closing, BatchedWrapper):
         rows = [row_at(i, self._length) for i in indices]
         found = [self._stored(table, row) for row in rows]
         missing = [row for row, each in zip(rows, found, strict=True) if each is None]
-        fetched = iter(self._fetched_many(table, missing) if missing else ())
+        fetched = iter(self._fetched(table, missing) if missing else ())
         return [next(fetched) if each is None else each[0] for each in found]
 
     def __fastiter_cache__(self) -> CacheTable | None:
@@ -199,20 +199,11 @@ class CachedDataset(Closing, BatchedWrapper):
         assert self._table is not None
         self._trusted = self._table.stamp
 
-    def _fetched(self, table: CacheTable, row: int) -> Any:
+    def _fetched(self, table: CacheTable, rows: list[int], is_single: bool = False) -> list[Any]:
+        """The examples of rows that are not stored, by one call of the dataset; stores them."""
         began = time.perf_counter()
         try:
-            example = self.dataset[row]
-        except BaseException:
-            table.count_miss(True, False, time.perf_counter() - began)
-            raise
-        self._store(table, row, example, time.perf_counter() - began)
-        return example
-
-    def _fetched_many(self, table: CacheTable, rows: list[int]) -> list[Any]:
-        began = time.perf_counter()
-        try:
-            examples = fetch(self.dataset, list(rows))
+            examples = [self.dataset[rows[0]]] if is_single else fetch(self.dataset, list(rows))
         except BaseException:
             for _ in rows:
                 table.count_miss(True, False, (time.perf_counter() - began) / len(rows))
