@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fastiter._util.loaded import loaded
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._packed import Column, Records, pack, pack_array
 from fastiter.datasets._parts import common_length
+from fastiter.datasets.arrow_dataset import ArrowDataset
 
 __all__ = ["FrozenDataset"]
 
@@ -34,7 +36,7 @@ class FrozenDataset(DatasetMixin):
         - an array: its rows;
         - a dict of sequences of one length: dicts, like those of `DictDataset`;
         - a frame (of pandas, Polars or another library, with ``columns``) or an Arrow table: its
-          rows, as dicts.
+          rows, as dicts. Nulls of Polars and Arrow are None.
 
         A contiguous array is not copied, and must not be changed afterwards.
 
@@ -92,8 +94,8 @@ def _dicts(keys: list[Any], columns: list[Any]) -> Column:
 
 
 def _packed(values: Any) -> Column:
-    if hasattr(values, "to_numpy"):  # a column of a frame
-        values = values.to_numpy()
+    if hasattr(values, "to_numpy"):
+        values = _of_frame(values)
     if isinstance(values, np.ndarray):
         return pack_array(values)
     is_sequence = hasattr(values, "__len__") and hasattr(values, "__getitem__")
@@ -103,3 +105,20 @@ def _packed(values: Any) -> Column:
             f"{type(values).__qualname__}"
         )
     return pack([values[i] for i in range(len(values))] if not isinstance(values, list) else values)
+
+
+def _of_frame(column: Any) -> Any:
+    """The values of a column of a frame or table, None where it has nulls: NumPy would have floats
+    for integers and nulls, and wrong values for those of a dictionary."""
+    if isinstance(column, (loaded("pyarrow", "Array"), loaded("pyarrow", "ChunkedArray"))):
+        from pyarrow import BaseExtensionType, types
+
+        kind = column.type
+        is_nested = types.is_nested(kind) or isinstance(kind, BaseExtensionType)
+        if column.null_count or is_nested or types.is_dictionary(kind):
+            dataset = ArrowDataset(column, nulls="none")
+            return dataset.__getitems__(list(range(len(dataset))))
+        return column.to_numpy(zero_copy_only=False)
+    if callable(count := getattr(column, "null_count", None)) and count():  # of Polars
+        return column.to_list()
+    return column.to_numpy()

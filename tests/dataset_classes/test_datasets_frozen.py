@@ -216,6 +216,13 @@ class Series(list):
     def to_numpy(self) -> np.ndarray:
         return np.array(list(self))
 
+    def null_count(self) -> int:
+        """As Polars has it."""
+        return self.count(None)
+
+    def to_list(self) -> list[Any]:
+        return list(self)
+
 
 def test_frame():
     frame = Frame(a=[1, 2], b=np.array(["x", None], dtype=object))
@@ -227,8 +234,43 @@ def test_frame():
 
 def test_table_of_arrow():
     arrow = pytest.importorskip("pyarrow", reason="Arrow is not installed")
-    table = arrow.table({"a": [1, 2], "b": ["x", None]})
-    check(FrozenDataset(table), [{"a": np.int64(1), "b": "x"}, {"a": np.int64(2), "b": None}])
+    table = arrow.table({"a": [1, 2], "b": ["x", None], "c": ["y", "z"]})
+    expected = [
+        {"a": np.int64(1), "b": "x", "c": "y"},
+        {"a": np.int64(2), "b": None, "c": "z"},
+    ]
+    for data in (table, table.to_batches()[0]):
+        check(FrozenDataset(data), expected)
+
+
+def test_nulls_of_tables_and_frames_are_none():
+    arrow = pytest.importorskip("pyarrow", reason="Arrow is not installed")
+    columns = {
+        "integers": [2**60 + 1, None, 3],
+        "floats": [0.5, None, math.inf],
+        "codes": arrow.array(["x", "y", None]).dictionary_encode(),
+        "lists": [[2**60 + 1, None], [], None],
+    }
+    table = arrow.table(columns)
+    check(FrozenDataset(table), table.to_pylist())
+    check(FrozenDataset(table.to_batches()[0]), table.to_pylist())
+    check(FrozenDataset(arrow.concat_tables([table, table])), 2 * table.to_pylist())
+    check(FrozenDataset(table["integers"]), columns["integers"])
+    frame = Frame(integers=[2**60 + 1, None], floats=[0.5, math.inf])
+    expected = [
+        {"integers": 2**60 + 1, "floats": np.float64(0.5)},
+        {"integers": None, "floats": np.float64(math.inf)},
+    ]
+    check(FrozenDataset(frame), expected)
+
+
+def test_tensors_of_arrow_have_their_shapes():
+    arrow = pytest.importorskip("pyarrow", reason="Arrow is not installed")
+    kind = arrow.fixed_shape_tensor(arrow.int8(), (2, 2))
+    rows = arrow.array([[1, 2, 3, 4], [5, 6, 7, 8]], arrow.list_(arrow.int8(), 4))
+    table = arrow.table({"t": arrow.ExtensionArray.from_storage(kind, rows)})
+    tensors = np.arange(1, 9, dtype=np.int8).reshape(2, 2, 2)
+    check(FrozenDataset(table), [{"t": tensor} for tensor in tensors])
 
 
 def test_frame_of_pandas():
