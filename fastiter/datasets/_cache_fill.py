@@ -10,6 +10,7 @@ import numpy as np
 
 from fastiter._util.arguments import checked_flag, checked_optional_int
 from fastiter._util.cpus import whole_cpus
+from fastiter._util.start_default import default_method_kept
 from fastiter._workers import start_method
 
 logger = logging.getLogger("fastiter")
@@ -99,11 +100,10 @@ def _fill_rows(cache: Any, rows: Any) -> None:
 def _bar(cache: Any, wanted: bool) -> Any:
     if not wanted:
         return None
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    return tqdm(total=len(cache), unit=" rows", desc="fill")
+    from tqdm import tqdm
+
+    with default_method_kept():  # the first bar makes a lock of multiprocessing's
+        return tqdm(total=len(cache), unit=" rows", desc="fill")
 
 
 def _show(bar: Any, cache: Any) -> None:

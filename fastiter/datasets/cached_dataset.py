@@ -250,7 +250,7 @@ class CachedDataset(Closing, BatchedWrapper):
         n_processes : int, optional
             Number of processes, by default one for each CPU of this process.
         progress : bool
-            Whether to show a progress bar, by tqdm if it is installed.
+            Whether to show a progress bar, by tqdm.
 
         Returns
         -------

@@ -335,6 +335,22 @@ if __name__ == "__main__":
     assert run_script(tmp_path, source) == (0, "60\n", "")
 
 
+def test_fill_draws_a_bar_and_leaves_the_start_method_to_the_program(tmp_path):
+    source = (
+        HEAD
+        + """
+if __name__ == "__main__":
+    import multiprocessing
+
+    print(fastiter.cache(Rows(), memory=1 << 24).fill(2).rows)
+    multiprocessing.set_start_method("spawn")
+"""
+    )
+    status, out, err = run_script(tmp_path, source)
+    assert (status, out) == (0, "60\n")
+    assert err.splitlines()[-1].split("\r")[-1].startswith("fill: 100%")
+
+
 def fill_and_tell(cached, queue):
     try:
         cached.fill(2, progress=False)
