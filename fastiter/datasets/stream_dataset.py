@@ -13,7 +13,7 @@ import numpy as np
 
 from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.permutation import example_words, fast_permutation, seed_words
-from fastiter._util.arguments import checked_callable, checked_int
+from fastiter._util.arguments import checked_int
 
 __all__ = ["StreamDataset"]
 
@@ -85,9 +85,9 @@ class StreamDataset:
         text = "".join(re.sub(" at 0x[0-9a-fA-F]+", "", f"{name}\0") for name in names)
         #: differs for different lists of shards, and is the same in each run
         self.digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        self.open_shard = checked_callable("open_shard", open_shard)
-        if open_shard is None:
-            raise TypeError("open_shard must be a callable, not None")
+        if not callable(open_shard):
+            raise TypeError(f"open_shard must be callable, not {open_shard!r}")
+        self.open_shard = open_shard
         self.words = None if seed is None else seed_words(seed)
         self.window = checked_int("window", window)
         self.interleave = checked_int("interleave", interleave)
