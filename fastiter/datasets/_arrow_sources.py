@@ -59,7 +59,7 @@ def open_table(source: Any) -> tuple[Any, Any, list[str]]:
         for path, table in zip(source, tables, strict=True):
             if not table.schema.equals(first):
                 raise unlike_columns(path, table.schema, source[0], first)
-        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        table = pa.concat_tables(tables)
         return table, None, names_of(table)
     if isinstance(source, loaded("datasets", "IterableDataset")):
         raise TypeError(
@@ -70,8 +70,7 @@ def open_table(source: Any) -> tuple[Any, Any, list[str]]:
     if isinstance(source, loaded("datasets", "Dataset")):
         return _of_hugging_face(source)
     if isinstance(source, (pa.Array, pa.ChunkedArray)):
-        chunked = pa.chunked_array([source]) if isinstance(source, pa.Array) else source
-        return pa.table({"": chunked}), None, [""]
+        return pa.table({"": source}), None, [""]
     if isinstance(source, pa.RecordBatch) or hasattr(source, "__arrow_c_stream__"):
         source = pa.table(source) if not isinstance(source, pa.Table) else source
         return source, None, names_of(source)

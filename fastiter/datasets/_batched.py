@@ -36,7 +36,8 @@ class BatchedDataset(DatasetMixin):
 
 def _missing(dataset: Any) -> Any:
     raise AttributeError(
-        f"this {type(dataset).__name__} has no __getitems__, because it makes single examples"
+        f"this {type(dataset).__name__} has no __getitems__: it, or its dataset, makes one example "
+        "at a time"
     )
 
 
@@ -56,9 +57,7 @@ class BatchedWrapper(BatchedDataset):
         if "get_example" in vars(self) or not all(
             hasattr(base, "__getitems__") for base in self._bases()
         ):
-            raise AttributeError(
-                f"this {type(self).__name__} has no __getitems__, because its dataset has none"
-            )
+            return _missing(self)  # type: ignore[no-any-return]
         return self._getitems
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, starmap
 from typing import Any
 
 from fastiter._fetch.dataset_access import Columns
@@ -34,9 +34,7 @@ class ConcatenatedDataset(BatchedWrapper):
 
     def __init__(self, *datasets: Any) -> None:
         self._datasets = datasets
-        self._ends = list(
-            accumulate(length_of(number, dataset) for number, dataset in enumerate(datasets))
-        )
+        self._ends = list(accumulate(starmap(length_of, enumerate(datasets))))
         self._columns = common_columns(datasets)
 
     def __fastiter_columns__(self) -> Columns | None:

@@ -72,10 +72,6 @@ class FrozenDataset(DatasetMixin):
 
 
 def _column_of(data: Any) -> Column:
-    if isinstance(data, np.ndarray):
-        if data.ndim == 0:
-            raise TypeError("data is an array without dimensions, which has no rows")
-        return pack_array(data)
     if isinstance(data, Mapping):
         return _dicts(list(data), list(data.values()))
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):
@@ -97,6 +93,8 @@ def _packed(values: Any) -> Column:
     if hasattr(values, "to_numpy"):
         values = _of_frame(values)
     if isinstance(values, np.ndarray):
+        if values.ndim == 0:
+            raise TypeError("data is an array without dimensions, which has no rows")
         return pack_array(values)
     is_sequence = hasattr(values, "__len__") and hasattr(values, "__getitem__")
     if not is_sequence or isinstance(values, (str, bytes)):
@@ -116,8 +114,7 @@ def _of_frame(column: Any) -> Any:
         kind = column.type
         is_nested = types.is_nested(kind) or isinstance(kind, BaseExtensionType)
         if column.null_count or is_nested or types.is_dictionary(kind):
-            dataset = ArrowDataset(column, nulls="none")
-            return dataset.__getitems__(list(range(len(dataset))))
+            return ArrowDataset(column, nulls="none").__getitems__(list(range(len(column))))
         return column.to_numpy(zero_copy_only=False)
     if callable(count := getattr(column, "null_count", None)) and count():  # of Polars
         return column.to_list()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter.datasets._images import LabeledImages, image_dtype, listed_pairs
+from fastiter.datasets._images import LabeledImages, listed_pairs
 from fastiter.datasets.image_dataset import ImageDataset
 
 __all__ = ["LabeledImageDataset"]
@@ -31,7 +31,6 @@ class LabeledImageDataset(LabeledImages):
     def __init__(
         self, pairs: Any, root: Any = ".", dtype: Any = None, label_dtype: Any = np.int32
     ) -> None:
-        image_dtype(dtype)  # without Pillow, no list is read
         paths, labels = listed_pairs(pairs)
         super().__init__(labels, label_dtype)
         self._images = ImageDataset(paths, root, dtype)
