@@ -128,7 +128,7 @@ class StreamPlanner(Planner):
     def __getstate__(self) -> dict[str, Any]:
         given = super().__getstate__()
         self._note_sources()
-        given.update(plans=[], sources=self.sources, _windows={})
+        given.update(plans=[], sources=self.sources, _windows={}, _ahead=self.state, _marks={})
         given.pop("store", None)
         return given
 

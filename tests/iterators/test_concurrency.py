@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -21,10 +22,19 @@ import pytest
 from failing import Calling
 from inside import planner_of
 
-from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
+from fastiter import (
+    MixtureOrderSampler,
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+    ShuffleOrderSampler,
+    concat_examples,
+)
 from fastiter._ring import infer_schema, serialization
 from fastiter._util.concurrency import WeakObjects
 from fastiter.datasets import ArrowDataset, open_pickle_dataset, open_pickle_dataset_writer
+from fastiter.iterators.samplers.mixture import MixtureOrder
+from fastiter.iterators.samplers.shuffle import OrderBuffers
 from fastiter.reader import cache
 
 HANG = 30
@@ -326,6 +336,49 @@ def test_a_collection_at_any_moment_of_a_loop_over_weak_objects():
         gc.enable()
     gc.collect()
     assert list(found) == [kept]
+
+
+@contextlib.contextmanager
+def at_line(function: types.FunctionType, n: int, action: Callable[[], Any]) -> Iterator[None]:
+    """Does `action` before the n-th line that a function runs, as another thread might."""
+    lines = itertools.count()
+
+    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not function.__code__:
+            return None
+        if event == "line" and next(lines) == n:
+            action()
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(former)
+
+
+@pytest.mark.parametrize("line", range(12))
+def test_threads_that_draw_orders_of_one_sampler(line):
+    expected = [ShuffleOrderSampler(3).epoch(number, 100).order for number in range(3)]
+    sampler, others = ShuffleOrderSampler(3), []
+    sampler.epoch(0, 100)  # memory that is used again
+    with at_line(OrderBuffers.take, line, lambda: others.append(sampler.epoch(1, 100).order)):
+        order = sampler.epoch(2, 100).order
+    assert np.array_equal(order, expected[2])
+    for other in others:
+        assert np.array_equal(other, expected[1])
+
+
+@pytest.mark.parametrize("line", range(10))
+def test_threads_that_read_one_order_of_a_mixture(line):
+    sampler = MixtureOrderSampler([300, 50], [0.8, 0.2], 1, stop=10_000)
+    order, expected = sampler.epoch(0, 350).order, sampler.epoch(0, 350).order[:10_000]
+    others = []
+    with at_line(MixtureOrder._piece, line, lambda: others.append(order._piece(9000, 9010))):
+        assert np.array_equal(order._piece(10, 20), expected[10:20])
+    for other in others:
+        assert np.array_equal(other, expected[9000:9010])
 
 
 @pytest.mark.parametrize("library", ["pandas", "datasets", "torch", "cupy", "cv2", "pyarrow"])

@@ -405,8 +405,13 @@ def test_with_lengths_a_rank_takes_only_what_is_its_own() -> None:
     )
     for rank in range(4):
         taken = len(TAKEN)
-        n = sum(map(len, SerialIterator(dataset, 5, repeat=False, rank=rank, num_ranks=4)))
-        assert n == 100
+        iterator = SerialIterator(dataset, 5, repeat=False, rank=rank, num_ranks=4)
+        assert sum(len(next(iterator)) for _ in range(10)) == 50
+        other = copy.copy(iterator)  # whose examples do not follow from where the first one is
+        assert sum(map(len, iterator)) == 50
+        assert len(TAKEN) - taken <= 110
+        taken = len(TAKEN)
+        assert sum(map(len, other)) == 50
         assert len(TAKEN) - taken <= 110
 
 

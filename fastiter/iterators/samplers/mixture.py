@@ -294,12 +294,13 @@ class Mixture:
 
         if size < self.epoch_size:
             return Interleaving(list(weights.each), weights.total, lags, size, last)
-        if weights not in self._whole:
+        plan = self._whole.get(weights)
+        if plan is None:
             if len(self._whole) > 1:
                 self._whole.clear()
             plan = Interleaving(list(weights.each), weights.total, lags, size, last)
             self._whole[weights] = plan
-        return self._whole[weights]
+        return plan
 
 
 def _carried(lags: list[int], total: int, weights: Weights) -> list[int]:
@@ -343,10 +344,9 @@ class Stretch:
 
     def _fill(self) -> list[int]:
         """The sources of the open slots that the plan knows."""
-        open_slots = list(self._plan.open_slots)
-        if len(open_slots) > len(self._picks):
-            # All anew, in one step at the end: threads may share an order.
-            picks: list[int] = []
+        open_slots, picks = list(self._plan.open_slots), self._picks
+        if len(open_slots) > len(picks):
+            picks = []  # all anew, and put in place at the end: threads may share an order
             waiting = self._spare.copy()
             released: list[tuple[int, int]] = []  # a heap: who was drawn too little is on top
             for slot in open_slots:
@@ -354,7 +354,7 @@ class Stretch:
                     heappush(released, waiting.pop()[1:])
                 picks.append(heappop(released)[1])
             self._picks = picks
-        return self._picks
+        return picks
 
     def block(self, number: int) -> tuple[npt.NDArray[np.uint16], Counts]:
         """The sources of a block, and the draws of each one before."""
@@ -414,6 +414,7 @@ class MixtureOrder(ComputedOrder):
         self._number = number
         self._stretches = mixture.stretches(number)
         self._passes: dict[int, tuple[int, VirtualOrder]] = {}
+        #: a block of indices, and where it begins
         self._kept: tuple[int, npt.NDArray[np.int64]] = -1, np.empty(0, dtype=np.int64)
 
     @property
@@ -425,26 +426,22 @@ class MixtureOrder(ComputedOrder):
         return self._mixture.epoch_size
 
     def _piece(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        first, block = self._block(start)
-        return block[start - first : stop - first]
+        from fastiter._order import sampling
+
+        stretch = self._stretch_of(start)
+        number = (start - stretch.start) // sampling.BLOCK
+        first = stretch.start + number * sampling.BLOCK
+        kept = self._kept  # threads may share an order
+        if kept[0] != first:
+            sources, counts = stretch.block(number)
+            kept = self._kept = first, sampling.place(sources, counts, self._draws)
+        return kept[1][start - first : stop - first]
 
     def __reduce__(self) -> tuple[type[MixtureOrder], tuple[Any, ...]]:
         return MixtureOrder, (self._mixture, self._number)
 
     def _key(self) -> Any:
         return self._number, self._mixture.arguments
-
-    def _block(self, position: int) -> tuple[int, npt.NDArray[np.int64]]:
-        """The indices around a position, and where they begin."""
-        from fastiter._order import sampling
-
-        stretch = self._stretch_of(position)
-        number = (position - stretch.start) // sampling.BLOCK
-        first = stretch.start + number * sampling.BLOCK
-        if self._kept[0] != first:
-            sources, counts = stretch.block(number)
-            self._kept = first, sampling.place(sources, counts, self._draws)
-        return self._kept
 
     def repeats(self) -> MixturePasses:
         """The pass through its source that each position belongs to, to be sliced."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -117,27 +118,33 @@ class OrderBuffers:
     views of the buffers, so a buffer without views has a single reference, that of this object.
     """
 
-    _MOST = 2  # the current epoch's order is in use while the next one is drawn
-
     def __init__(self) -> None:
-        self._buffers: list[npt.NDArray[np.int64]] = []
+        # Two: the current epoch's order is in use while the next one is drawn.
+        self._buffers: deque[npt.NDArray[np.int64]] = deque(maxlen=2)
 
     def take(self, n: int) -> npt.NDArray[np.int64]:
-        """A writable array (n,) with arbitrary content."""
-        idle = _references([object()], 0)
-        for i in range(len(self._buffers)):
-            if self._buffers[i].size == n and _references(self._buffers, i) == idle:
-                return self._buffers[i].view()
+        """A writable array (n,) with arbitrary content. Threads may share the buffers."""
+        for _ in range(len(self._buffers)):
+            try:  # out of the queue, so that no other thread takes it, too
+                taken = [self._buffers.popleft()]
+            except IndexError:
+                break
+            is_idle = taken[0].size == n and _references(taken) == _references([object()])
+            order = taken[0].view() if is_idle else None
+            self._buffers.append(taken[0])
+            if order is not None:
+                return order
         buffer = np.empty(n, dtype=np.int64)
-        self._buffers = [*self._buffers[-self._MOST + 1 :], buffer]
-        return buffer.view()
+        order = buffer.view()
+        self._buffers.append(buffer)
+        return order
 
     def __reduce__(self) -> tuple[type[OrderBuffers], tuple[()]]:
         return OrderBuffers, ()
 
 
-def _references(items: Sequence[object], i: int) -> int:
-    return sys.getrefcount(items[i])
+def _references(items: list[Any]) -> int:
+    return sys.getrefcount(items[0])
 
 
 def gives_process_orders(sampler: Any) -> bool:
