@@ -1,28 +1,30 @@
-"""Executors, which make the batches of plans: their protocol, and their common parts."""
+"""Executors, which make the batches of plans: their base class, and their common parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fastiter._order.example_context import ExampleContext, keep_generators
 from fastiter._stats.autotune import Adjustable
+from fastiter._stats.stats import LoaderStats
 from fastiter._util.failures import capture
 
 if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
     from fastiter._order.plan import Plan, PlanQueue
     from fastiter._ring.arena import Arena
-    from fastiter._stats.stats import LoaderStats
     from fastiter._stats.trace import WorkerTraces
 
 
-class Executor(Adjustable, Protocol):
+class Executor(Adjustable):
     """Makes the batches of plans: in the calling thread, in threads, in processes, on a cluster.
 
     All methods are called in the caller's thread under the lock of the loop, but those that say
     otherwise. An executor has no reference to the iterator that it belongs to, so that this one
     ends with its last reference.
+
+    A subclass that does not define one of them has no workers, or nothing to do there.
 
     Attributes
     ----------
@@ -37,11 +39,16 @@ class Executor(Adjustable, Protocol):
     seed: Seed
 
     @property
-    def n_workers(self) -> int: ...
+    def n_workers(self) -> int:
+        return 0
+
     @property
-    def n_prefetch(self) -> int: ...
+    def n_prefetch(self) -> int:
+        return 0
+
     @property
-    def arena(self) -> Arena | None: ...
+    def arena(self) -> Arena | None:
+        return None
 
     def start(self, plans: PlanQueue) -> None:
         """Have workers begin as many batches as are wanted ahead. Returns without waiting."""
@@ -54,10 +61,21 @@ class Executor(Adjustable, Protocol):
         What it raises (KeyboardInterrupt, a TimeoutWarning, an error of the workers' start) belongs
         to the call: the next one makes the same batch.
         """
+        raise NotImplementedError
 
     def ready(self, plans: PlanQueue) -> Plan | None:
         """Give the next plan after those that were made its outcome, without waiting, and return
         it; None if its batch is not complete, or if a policy has to decide about a row of it."""
+        return None
+
+    def adjust(self, name: str, count: int) -> None:
+        """As in `Adjustable`, like the next two."""
+
+    def is_steady(self) -> bool:
+        return True
+
+    def bytes_each(self, name: str) -> int:
+        return 0
 
     def drop(self, begun: list[Any]) -> None:
         """End the work for plans that are gone. Waits for nothing."""
@@ -77,30 +95,14 @@ class Executor(Adjustable, Protocol):
 
     def stats(self, seconds: float) -> LoaderStats:
         """Counters of the workers for the last ``seconds``. Any thread may ask; no lock."""
+        return LoaderStats()
 
     def trace(self, on: bool) -> None:
         """Begin or end a record of what workers do."""
 
     def traces(self) -> WorkerTraces:
         """The records."""
-
-
-class WrappingExecutor:
-    """Base of an executor that has another one make batches, and adds something to them."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    @property
-    def seed(self) -> Seed:
-        return self.inner.seed  # type: ignore[no-any-return]
-
-    @seed.setter
-    def seed(self, seed: Seed) -> None:
-        self.inner.seed = seed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+        return {}
 
 
 def capture_in(seed: Seed | None, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:

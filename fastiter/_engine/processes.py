@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fastiter._engine.executor import capture_in
+from fastiter._engine.executor import Executor, capture_in
 from fastiter._stats.stats import LoaderStats
 from fastiter._util import shutdown
 from fastiter._util.failures import Failure, FailurePolicy, capture
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastiter._workers.pool import Pool
 
 
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """An `Executor` whose workers are processes: those of a `Pool`, which starts with the first
     batch, or with `start`.
 
@@ -246,6 +246,3 @@ class ProcessExecutor:
             self._traces = {} if self._timer.trace is None else self.traces()
             self._last = pool.statistics(inside + between)
             self.pool = None
-
-    def join(self) -> None:
-        """All have ended."""

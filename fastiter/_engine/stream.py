@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastiter._engine.executor import WrappingExecutor, capture_in
+from fastiter._engine.executor import Executor, capture_in
 from fastiter._util.failures import AllSkipped
 from fastiter.errors import DatasetError
 
 if TYPE_CHECKING:
+    from fastiter._order.example_context import Seed
     from fastiter._order.plan import Plan, PlanQueue
 
 
-class StreamExecutor(WrappingExecutor):
-    """An `Executor` that merges examples of shards, and converts them.
+class StreamExecutor:
+    """Merges examples of shards, and converts them; otherwise it is the `Executor` that reads them.
 
     Parameters
     ----------
@@ -27,12 +28,23 @@ class StreamExecutor(WrappingExecutor):
     """
 
     def __init__(
-        self, inner: Any, parts: PlanQueue | None, batch_maker: Any, is_seeded: bool
+        self, inner: Executor, parts: PlanQueue | None, batch_maker: Any, is_seeded: bool
     ) -> None:
-        super().__init__(inner)
+        self.inner = inner
         self._parts = parts
         self._batch_maker = batch_maker
         self._is_seeded = is_seeded
+
+    @property
+    def seed(self) -> Seed:
+        return self.inner.seed
+
+    @seed.setter
+    def seed(self, seed: Seed) -> None:
+        self.inner.seed = seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def start(self, plans: PlanQueue) -> None:
         if self._parts is not None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fastiter._engine.executor import Executor
 from fastiter._fetch.dataset_access import column_getter
 from fastiter._stats.autotune import Lookahead
 from fastiter._stats.stats import LoaderStats
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from fastiter._fetch.row_groups import RowClaims
     from fastiter._order.example_context import Seed
     from fastiter._order.plan import Plan, PlanQueue
-    from fastiter._ring.arena import Arena
     from fastiter._ring.parent import Event
     from fastiter._stats.timer import Timer
     from fastiter._stats.trace import WorkerTraces
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _MOST_EVENTS = 32_765  # of a trace, for each thread
 
 
-class ThreadExecutor:
+class ThreadExecutor(Executor):
     """An `Executor` whose workers are threads of this process, which start with the first batch.
 
     Parameters
@@ -66,8 +66,6 @@ class ThreadExecutor:
     measures : bool
         Whether the size of each batch is measured, for a setting that is 'auto'.
     """
-
-    arena: Arena | None = None
 
     def __init__(
         self,
@@ -108,7 +106,7 @@ class ThreadExecutor:
         self._is_closed = False
         tolerates = policy is not None
         self._settings = TaskSettings(
-            *(batch_maker, n_threads, RowCost(), CallCost(), limit, converts, tolerates, claims)
+            batch_maker, n_threads, RowCost(), CallCost(), limit, converts, tolerates, claims
         )
 
     @property
@@ -232,9 +230,6 @@ class ThreadExecutor:
 
     def adjust(self, name: str, count: int) -> None:
         self.lookahead.adjust(name, count)
-
-    def is_steady(self) -> bool:
-        return True
 
     def bytes_each(self, name: str) -> int:
         return self.lookahead.bytes_each(name)

@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from fastiter._plan.missing import snapshot_of_records
 from fastiter._plan.record import packed, record_of, snapshot_of
 from fastiter._plan.seed import seed_of
 from fastiter._plan.state import SkipState, Snapshot
+from fastiter._stats.autotune import Tuner
 from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.context import Self
@@ -53,7 +54,6 @@ from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
     from fastiter._engine.device_stage import DeviceStage
-    from fastiter._stats.autotune import Tuner
     from fastiter.iterators._stream_parts import PartStore
 
 
@@ -66,6 +66,8 @@ class PlannedIterator(Loop, IteratorProperties):
 
     #: False if an iterator stays closed after `finalize`, so that it cannot be reset or loaded.
     _REOPENABLE: ClassVar[bool] = True
+    #: Whether the caller makes the batches, without workers.
+    _is_serial = True
 
     @_arguments.names_counterparts
     def __init__(
@@ -165,14 +167,14 @@ class PlannedIterator(Loop, IteratorProperties):
         self._init_runtime()
         store = self._planner.parts_for(self._seeding)
         if store is None:
-            self._stage = self._new_stage()
-            self._executor = self._new_executor()
+            self._stage = None if self._is_serial else self._new_stage()
+            self._executor = self._caller_executor() if self._is_serial else self._new_executor()
         else:
-            inner = self._part_executor(store)
-            self._executor = StreamExecutor(
-                inner, store.queue, self._batch_maker, self._seeding is not None
-            )
-            self._stage = None
+            self._stage = self._tuner = None
+            inner = self._caller_executor() if self._is_serial else self._part_executor(store)
+            is_seeded = self._seeding is not None
+            stream = StreamExecutor(inner, store.queue, self._batch_maker, is_seeded)
+            self._executor = cast(Executor, stream)
             self._planner.attach(store)
         self._runtime = self.__dict__.keys() - kept  # names that copies and pickles leave out
         renew_in_child(self)
@@ -183,7 +185,7 @@ class PlannedIterator(Loop, IteratorProperties):
         Called by the constructor, in copies and in unpickled objects. All other attributes go into
         copies and pickles.
         """
-        self._prepare(is_serial=True)
+        self._prepare(self._is_serial)
         self._epochs = EpochStore()
         sampler = self._sampler
         if is_epoch_sampler(sampler) and sampler.draws_ahead:
@@ -191,7 +193,8 @@ class PlannedIterator(Loop, IteratorProperties):
         also = self._seed_examples if callable(self._seed_examples) else None
         self._seeding = None if self._seed_examples is False else Seeding(also)
         self._batch_maker = BatchMaker(self._dataset, self._converter, self._device, self._seeding)
-        self._tuner: Tuner | None = None
+        most = self._auto_settings()
+        self._tuner = Tuner(most) if most else None
         tokens = tokens_of(self._dataset)
         self._count_tokens = None if tokens is None else lambda plan: tokens(plan.indices)
         self._row_groups = row_groups_of(self._dataset)
@@ -203,22 +206,25 @@ class PlannedIterator(Loop, IteratorProperties):
         # The threads that began a loop since the start, a reset or a load.
         self._loops: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
-    def _new_executor(self) -> Executor:
-        """Make the executor."""
-        return self._caller_executor()
+    def _auto_settings(self) -> dict[str, int]:
+        """The settings that are 'auto', and the most of each."""
+        return {}
 
     def _caller_executor(self) -> CallerExecutor:
         is_seeded = self._seeding is not None
         return CallerExecutor(self._batch_maker, self._policy, is_seeded, self._seed)
 
+    def _new_executor(self) -> Executor:
+        """Make the executor whose workers make the batches."""
+        raise NotImplementedError
+
     def _new_stage(self) -> DeviceStage | None:
         """Make the stage that copies batches to a GPU; None if the executor sends them itself."""
-        return None
+        raise NotImplementedError
 
     def _part_executor(self, store: PartStore) -> Executor:
-        """Make the executor that reads the parts of a `StreamDataset`: with a `CallerExecutor` the
-        caller reads."""
-        return self._caller_executor()
+        """Make the executor whose workers read the parts of a `StreamDataset`."""
+        raise NotImplementedError
 
     def _block_window(self) -> int | None:
         """Blocks of rows that the order goes through at a time; None if it has no blocks."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastiter._engine.device_stage import DeviceStage
-from fastiter._stats.autotune import FIRST_PREFETCH
+from fastiter._stats.autotune import FIRST_PREFETCH, MOST_PREFETCH
 from fastiter._util.arguments import checked_seconds
 from fastiter.iterators._arguments import OnTimeout, checked_retries
 from fastiter.iterators._base import PlannedIterator
@@ -63,6 +64,10 @@ class PrefetchingIterator(PlannedIterator):
     def _first_prefetch(self) -> int:
         return FIRST_PREFETCH if self._n_prefetch == "auto" else self._n_prefetch
 
+    def _auto_settings(self) -> dict[str, int]:
+        is_auto = self._n_prefetch == "auto" and not self._is_serial
+        return {"n_prefetch": MOST_PREFETCH} if is_auto else {}
+
     def _part_timeout(self, store: PartStore) -> float | None:
         """Seconds that a worker may take for a part of a shard."""
         seconds = self._dataset_timeout
@@ -73,6 +78,12 @@ class PrefetchingIterator(PlannedIterator):
     def _new_stage(self) -> DeviceStage | None:
         maker = self._batch_maker
         return DeviceStage(maker.gpu, self._n_device_prefetch) if maker.is_on_gpu else None
+
+    def _finish(self) -> Callable[[Any], Any] | None:
+        """The function that sends batches of the host to the device, or begins to; None: none."""
+        if self._stage is not None:
+            return self._stage.begin
+        return None if self._device is None else self._batch_maker.sent
 
     @property
     def n_device_prefetch(self) -> int:

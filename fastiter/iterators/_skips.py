@@ -179,21 +179,24 @@ def batch_of_none(last: AllSkipped, has_converter: bool) -> list[Any] | Failure:
     if not has_converter:
         last.clear()
         return []
-    error = SkipLimitError(
+    return _failure_after(
+        last,
         "all examples of this rank's batch have failed: the converter has no examples, "
-        "and the other ranks' batches have to go on"
+        "and the other ranks' batches have to go on",
     )
-    error.__cause__ = last.error
-    last.clear()
-    return Failure(error)
 
 
 def nothing_left(n_examples: int, last: AllSkipped) -> Failure:
     """The failure of an iteration of which a whole epoch was skipped, up to the batch ``last``."""
-    error = SkipLimitError(
+    return _failure_after(
+        last,
         f"all of the last {n_examples} examples, which are as many as an epoch has, have "
-        "failed: there is nothing to deliver"
+        "failed: there is nothing to deliver",
     )
+
+
+def _failure_after(last: AllSkipped, text: str) -> Failure:
+    error = SkipLimitError(text)
     error.__cause__ = last.error
     last.clear()
     return Failure(error)

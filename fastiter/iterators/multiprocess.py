@@ -12,8 +12,7 @@ from fastiter._engine.executor import Executor
 from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.seeded import SeededCall
 from fastiter._plan.epoch_sampler import EpochSampler
-from fastiter._stats.autotune import MOST_PREFETCH, Tuner, first_workers, most_workers
-from fastiter._stats.timer import Timer
+from fastiter._stats.autotune import first_workers, most_workers
 from fastiter._util.arguments import checked_callable, checked_optional_int
 from fastiter._util.cpus import usable_cpus, whole_cpus
 from fastiter._util.failures import dump
@@ -22,6 +21,7 @@ from fastiter._workers.batch_converter import BatchConverter, CallableConverter,
 from fastiter._workers.main import BatchJob, WorkerArguments, introduce
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
+from fastiter.datasets.stream_dataset import StreamDataset
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators import _arguments
 from fastiter.iterators._arguments import OnTimeout, Rank, SeedExamples, Tail
@@ -31,7 +31,6 @@ from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._stream_parts import PartStore, reader_of
 
 if TYPE_CHECKING:
-    from fastiter._engine.device_stage import DeviceStage
     from fastiter._fetch.shard_reader import Examples, ShardPart
     from fastiter._ring.arena import WorkerRing
 
@@ -181,8 +180,14 @@ class MultiprocessIterator(PrefetchingIterator):
         self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)
         self._worker_init = checked_callable("worker_init", worker_init)
         self._context = _arguments.checked_context(context)
+        if self._hedge is not None and isinstance(dataset, StreamDataset):
+            raise ValueError(
+                "hedge needs a dataset with indices: an example of a StreamDataset is not fetched "
+                "alone"
+            )
+        self._is_serial = self._n_processes == 0
         super().__init__(**shared(locals()))
-        overtakes = not (self._in_order or self._n_processes == 0 or self._batch_maker.is_on_gpu)
+        overtakes = not (self._in_order or self._is_serial or self._batch_maker.is_on_gpu)
         self._planner.unordered = overtakes and self._planner.has_addresses
         if (self._shared_mem or 0) * self._most_rows() >= 1 << 63:
             raise ValueError(
@@ -190,20 +195,9 @@ class MultiprocessIterator(PrefetchingIterator):
                 f"{self._most_rows()}: {self._shared_mem} are more than can be counted in 63 bits"
             )
 
-    def _init_runtime(self) -> None:
-        super()._init_runtime()
-        self._timer = Timer(is_serial=self._n_processes == 0)
-        most = self._auto_settings()
-        self._tuner = Tuner(most) if most else None
-
     def _auto_settings(self) -> dict[str, int]:
-        """The settings that are 'auto', and the most of each."""
-        most = {}
-        if self._n_processes == "auto":
-            most["n_processes"] = most_workers(usable_cpus())
-        if self._n_prefetch == "auto" and self._n_processes != 0:
-            most["n_prefetch"] = MOST_PREFETCH
-        return most
+        own = {"n_processes": most_workers(usable_cpus())} if self._n_processes == "auto" else {}
+        return own | super()._auto_settings()
 
     @property
     def n_processes(self) -> int:
@@ -253,24 +247,16 @@ class MultiprocessIterator(PrefetchingIterator):
                 raise RuntimeError(
                     "this MultiprocessIterator is closed (finalized): make a new one"
                 )
-            if self._batch_maker.is_on_gpu and self._n_processes != 0:
+            if self._batch_maker.is_on_gpu and not self._is_serial:
                 self._batch_maker.gpu()  # first: how workers are started depends on CUDA
             self._executor.start(self._planner)
 
-    def _new_stage(self) -> DeviceStage | None:
-        return None if self._n_processes == 0 else super()._new_stage()
-
     def _new_executor(self) -> Executor:
-        caller = self._caller_executor()
-        if self._n_processes == 0:
-            return caller
         maker = self._batch_maker
-        finish: Callable[[Any], Any] | None = None
-        if self._stage is not None:
-            finish = self._stage.begin
-        elif self._device is not None:
-            finish = maker.sent
-        processes = ProcessExecutor(
+        kind: Callable[..., Executor] = ProcessExecutor
+        if self._stage is None and self._row_groups is None and self._gathers_in_caller:
+            kind = functools.partial(Choosing, self._caller_executor(), maker.only_gathers)
+        return kind(
             weakref.WeakMethod(self._new_pool),
             self._lock,
             self._timer,
@@ -279,22 +265,11 @@ class MultiprocessIterator(PrefetchingIterator):
             seed=self._seed,
             n_workers=self._first_processes,
             n_prefetch=self._first_prefetch,
-            finish=finish,
+            finish=self._finish(),
         )
-        if self._stage is not None or self._row_groups is not None or not self._gathers_in_caller:
-            return processes
-        return Choosing(processes, caller, self._timer, maker.only_gathers)
 
     def _part_executor(self, store: PartStore) -> Executor:
-        if self._hedge is not None:
-            raise ValueError(
-                "hedge needs a dataset with indices: an example of a StreamDataset is not fetched "
-                "alone"
-            )
-        self._tuner = None
         n = self._n_processes
-        if n == 0:
-            return self._caller_executor()
         if not isinstance(n, int):
             n = min(whole_cpus(), store.stream.interleave + 1)
         executor = ProcessExecutor(

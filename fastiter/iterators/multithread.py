@@ -10,8 +10,6 @@ from fastiter._engine.executor import Executor
 from fastiter._engine.threads import ThreadExecutor
 from fastiter._fetch.row_groups import RowClaims
 from fastiter._plan.epoch_sampler import EpochSampler
-from fastiter._stats.autotune import MOST_PREFETCH, Tuner
-from fastiter._stats.timer import Timer
 from fastiter._threads.limit import TimeLimit
 from fastiter._util.arguments import checked_int
 from fastiter.iterators import _arguments
@@ -127,12 +125,8 @@ class MultithreadIterator(PrefetchingIterator):
         self._n_prefetch, self._n_device_prefetch = _arguments.checked_prefetch(
             n_prefetch, n_device_prefetch, device
         )
+        self._is_serial = seed_examples is not False  # the generators are the process's
         super().__init__(**shared(locals()))
-
-    def _init_runtime(self) -> None:
-        super()._init_runtime()
-        self._timer = Timer(is_serial=self._seeding is not None)
-        self._tuner = Tuner({"n_prefetch": MOST_PREFETCH}) if self._n_prefetch == "auto" else None
 
     @property
     def n_threads(self) -> int:
@@ -155,19 +149,11 @@ class MultithreadIterator(PrefetchingIterator):
 
     def _new_stage(self) -> DeviceStage | None:
         # Any other converter gets the device, in this thread.
-        is_host = self._batch_maker.concat is None or self._seeding is not None
-        return None if is_host else super()._new_stage()
+        return None if self._batch_maker.concat is None else super()._new_stage()
 
     def _new_executor(self) -> Executor:
-        if self._seeding is not None:  # the generators are the process's
-            return self._caller_executor()
         maker = self._batch_maker
-        finish: Callable[[Any], Any] | None = None
         converts_here = self._device is not None and maker.takes_device
-        if self._stage is not None:
-            finish = self._stage.begin
-        elif self._device is not None:
-            finish = maker.convert if converts_here else maker.sent
         return ThreadExecutor(
             maker,
             self._most_rows(),
@@ -179,15 +165,12 @@ class MultithreadIterator(PrefetchingIterator):
             policy=self._policy,
             claims=None if self._row_groups is None else RowClaims(len(self._dataset)),
             seed=self._seed,
-            finish=finish,
+            finish=maker.convert if converts_here else self._finish(),
             converts=not converts_here,
             measures=self._tuner is not None,
         )
 
     def _part_executor(self, store: PartStore) -> Executor:
-        self._tuner = None
-        if self._seeding is not None:
-            return self._caller_executor()
         parts, n = ShardParts(store.stream), self._n_threads
         executor = ThreadExecutor(
             BatchMaker(parts, None, None),
