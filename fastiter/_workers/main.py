@@ -208,10 +208,10 @@ def _run(arguments: WorkerArguments) -> int:
     try:
         if failed is not None:
             raise failed
-        job = arguments.job.load()
+        job = arguments.job()
         if isinstance(job, Shared):
-            handle, job = job, _value_of(job, arguments.advice)
-            handle.close()
+            image, job = job, _value_of(job, arguments.advice)
+            image.close()
             thread_limits.limit_threads()  # of what the dataset imported; worker_init may raise it
             _seed_torch(digest)  # the dataset may have imported it
         if arguments.number_pipe.fd >= 0:
@@ -237,8 +237,6 @@ def _run(arguments: WorkerArguments) -> int:
     example_context.set_worker(None)
     del run, job
     set_worker_info(None)
-    if isinstance(arguments.job, Shared):
-        arguments.job.forget()
     return 0
 
 

@@ -163,10 +163,6 @@ class Shared(Generic[T]):
         self._packed = None
         self._image.close()
 
-    def forget(self) -> None:
-        """Let go of the object in this process, which has closed the handle."""
-        self._loaded.clear()
-
     def __repr__(self) -> str:
         return f"<fastiter.kernels.Shared: {self.nbytes} bytes>"
 
@@ -327,27 +323,18 @@ def _beside(obj: object) -> tuple[Any, ...]:
 
 
 class Later(Generic[T]):
-    """An object that a starting process gets as a pickle, and loads when it is ready.
-    The pickle holds objects that only multiprocessing may pickle."""
+    """A function that returns an object: a starting process, which gets the object as a pickle,
+    loads it when it is ready. The pickle holds objects that only multiprocessing may pickle."""
 
     def __init__(self, value: T):
         self._value = value
 
-    def load(self) -> T:
+    def __call__(self) -> T:
         return self._value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Pickled, (bytes(reduction.ForkingPickler.dumps(self._value)),)
-
-
-class _Pickled:
-    """A `Later` as its receiver gets it."""
-
-    def __init__(self, data: bytes):
-        self._data = data
-
-    def load(self) -> Any:
-        return pickle.loads(self._data)
+        data = bytes(reduction.ForkingPickler.dumps(self._value))
+        return functools.partial, (pickle.loads, data)
 
 
 class WithImage(Protocol):

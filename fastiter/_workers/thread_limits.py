@@ -33,7 +33,9 @@ _VARIABLES = (
     "OPENCV_FOR_THREADS_NUM",
 )
 
-
+# The thread of jemalloc, the allocator of pyarrow, which takes its locks before a fork and releases
+# them in both processes afterwards, by pthread_atfork.
+_JEMALLOC = "jemalloc_bg_thd"
 _MOST_NAMES = 20  # of threads, in a message
 _CALL_SECONDS = 1.0  # for calls of other threads to end
 SPIN_SECONDS = 0.1  # of a thread of OpenBLAS that has nothing to compute
@@ -42,8 +44,7 @@ SPIN_SECONDS = 0.1  # of a thread of OpenBLAS that has nothing to compute
 def native_threads() -> int:
     """Number of threads of this process that Python does not know, without threads that are
     harmless to forks; 0 if the system does not report them."""
-    tasks = _tasks() - {thread.native_id for thread in threading.enumerate()}
-    return sum(not _is_harmless(task) for task in tasks)
+    return sum(name != _JEMALLOC for name in names_of_native_threads())
 
 
 def has_threads() -> bool:
@@ -77,17 +78,6 @@ def _tasks() -> set[int]:
     with contextlib.suppress(OSError):
         return {int(name) for name in os.listdir("/proc/self/task")}
     return set()
-
-
-def _is_harmless(task: int) -> bool:
-    """Whether a thread has ended by now, or belongs to jemalloc, the allocator of pyarrow.
-
-    jemalloc takes its locks before a fork and releases them in both processes afterwards, by
-    pthread_atfork.
-    """
-    with contextlib.suppress(OSError):  # it has ended
-        return Path(f"/proc/self/task/{task}/comm").read_text() == "jemalloc_bg_thd\n"
-    return True
 
 
 def threads_that_end_before_forks(pools: ThreadpoolController | None = None) -> int:
