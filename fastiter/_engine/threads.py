@@ -214,7 +214,7 @@ class ThreadExecutor(Executor):
         if concat is not None:
             plain = maker.plain()
             if plain is not None and not plain.reader.is_fixed:
-                return ListsTask(settings, origin, plain)
+                return ListsTask(settings, origin, maker.gatherer(plain))
             if plain is None:
                 getter = column_getter(maker.dataset)
                 if getter is not None:

@@ -24,7 +24,7 @@ from fastiter.errors import DatasetTimeoutError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fastiter._fetch.dataset_access import PlainColumns
+    from fastiter._fetch.dataset_access import ColumnGatherer
     from fastiter._fetch.gather import ColumnReader
     from fastiter._fetch.row_groups import RowClaims
     from fastiter._order.example_context import Seed
@@ -446,9 +446,9 @@ class ListsTask(BatchTask):
     """The columns of a batch whose rows differ in size: gathered by one thread, as the longest list
     of all rows has to be known. The converter is concat_examples."""
 
-    def __init__(self, settings: TaskSettings, origin: Origin, plain: PlainColumns) -> None:
+    def __init__(self, settings: TaskSettings, origin: Origin, gatherer: ColumnGatherer) -> None:
         super().__init__(settings, origin)
-        self._plain = plain
+        self._gatherer = gatherer
         self._made: Any = None
 
     def take(self, n_jobs: int, n_takers: int) -> tuple[int, int] | None:
@@ -458,7 +458,7 @@ class ListsTask(BatchTask):
         return 0, self._n_rows
 
     def _fill(self, start: int, stop: int, at: Position) -> Failure | None:
-        self._made = self._settings.batch_maker.gather_lists(self._plain, self.indices)
+        self._made = self._gatherer.gather(self.indices)
         return None
 
     def _make(self) -> Any:

@@ -107,7 +107,7 @@ class BatchMaker:
         if seeding is not None and self.converter is not None and self.concat is None:
             self.converter = SeededCall(self.converter, seeding)
         self._reader: DatasetReader | None = None  # found out with the first batch
-        self._gatherer: ColumnGatherer | None = None
+        self._gatherer: tuple[PlainColumns, ColumnGatherer] | None = None
         #: makes a batch at once, or returns None; None if it is not known to be of use
         self.gather: Callable[[Any], Any] | None = None
 
@@ -169,7 +169,7 @@ class BatchMaker:
         plain = self.plain()
         if plain is not None:
             if not plain.reader.is_fixed:
-                return self.gather_lists(plain, indices)
+                return self.gatherer(plain).gather(indices)
             if not self.fills_suit(plain):
                 return None
             if concat.padding.is_none and self._device is None and not plain.delegates:
@@ -199,13 +199,14 @@ class BatchMaker:
         """Whether a batch is made of columns alone, which no other process has to read."""
         return self.concat is not None and self.plain() is not None
 
-    def gather_lists(self, plain: PlainColumns, indices: Indices) -> Any:
-        """Return the batch of columns whose rows differ in size; None if it has to be made of
-        examples."""
-        if self._gatherer is None:
+    def gatherer(self, plain: PlainColumns) -> ColumnGatherer:
+        """The gatherer of columns whose rows differ in size. It is made with other filters of
+        warnings, which are the program's: by the thread that iterates."""
+        kept = self._gatherer
+        if kept is None or kept[0] is not plain:
             assert self.concat is not None
-            self._gatherer = ColumnGatherer(plain, self.concat.padding)
-        return self._gatherer.gather(indices)
+            kept = self._gatherer = plain, ColumnGatherer(plain, self.concat.padding)
+        return kept[1]
 
     def sent(self, batch: Any) -> Any:
         """Send an array, or a list, tuple or dict of arrays, to the iterator's device."""

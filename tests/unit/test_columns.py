@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from fastiter._collate.columns import collate_columns, examples_of, join_columns
 from fastiter._collate.padding import Padding
 from fastiter._fetch.gather import ColumnReader
 from fastiter.dataset import TabularDataset, tabular
-from fastiter.datasets import DictDataset, SubDataset, TupleDataset
+from fastiter.datasets import ArrowDataset, DictDataset, SubDataset, TupleDataset
 
 ROWS = 11
 numbers = np.arange(ROWS)
@@ -279,6 +281,40 @@ def test_delegate_may_change_its_dataset(kind, converter):
         batch = next(iterator)
         arrays = concat_examples(batch) if converter is None else batch
         assert arrays[1].tolist() == [104, 105]
+
+
+def lists(first: int) -> ArrowDataset:
+    pyarrow = pytest.importorskip("pyarrow")
+    return ArrowDataset(pyarrow.array([[first + i] * (1 + i % 2) for i in range(ROWS)]))
+
+
+@pytest.mark.parametrize("kind", [SerialIterator, MultithreadIterator])
+def test_delegate_may_change_its_dataset_of_lists(kind):
+    dataset = tabular.DelegateDataset(lists(0))
+    converter = functools.partial(concat_examples, padding=0)
+    with kind(dataset, 2, shuffle=False, converter=converter) as iterator:
+        next(iterator)
+        dataset.dataset = lists(100)
+        next(iterator)  # threads may have fetched it before
+        assert next(iterator).tolist() == [[104, 0], [105, 105]]
+
+
+def test_threads_leave_the_filters_of_warnings_alone():
+    """They are the program's, whose own warnings would be errors meanwhile."""
+    callers = []
+
+    def trace(frame: FrameType, event: str, _: Any) -> None:
+        if frame.f_globals.get("__name__") == "warnings":
+            callers.append(frame.f_code.co_name)
+
+    converter, former = functools.partial(concat_examples, padding=0), threading.gettrace()
+    threading.settrace(trace)
+    try:
+        with MultithreadIterator(lists(0), 2, repeat=False, converter=converter) as iterator:
+            assert sum(map(len, iterator)) == ROWS
+    finally:
+        threading.settrace(former)
+    assert not callers
 
 
 # ---- get_examples --------------------------------------------------------------------------------
