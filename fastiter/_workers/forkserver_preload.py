@@ -48,16 +48,6 @@ def _import(name: str) -> None:
             raise
 
 
-def _open_descriptors() -> set[str]:
-    """Open descriptors, each with its file, as far as the system tells."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
-    return {entry for entry in found if "/proc/" not in entry}
-
-
 def _names_in_server() -> dict[str, Any]:
     """Local variables of the server's main function."""
     frame: FrameType | None = sys._getframe()
@@ -97,13 +87,13 @@ def _begin() -> None:
     thread_limits.limit_threads()
     if not text:
         return
-    threads, descriptors = thread_limits.native_threads(), _open_descriptors()
+    threads, files = thread_limits.native_threads(), start_method.open_files()
     is_complete = _preload(text)
     thread_limits.limit_threads()
     if (
         not is_complete
         or start_method.why_not_fork(threads) is not None
-        or _open_descriptors() - descriptors
+        or start_method.open_files() - files
     ):
         # Workers would lack these threads, and share the positions of these files: start the server
         # again without these imports.

@@ -12,7 +12,6 @@ import ast
 import contextlib
 import logging
 import multiprocessing
-import operator
 import os
 import sys
 import threading
@@ -122,11 +121,19 @@ def why_not_fork(harmless: int = 0) -> str | None:
     ]
     if others:
         return f"the thread {others[0]!r} runs beside this one"
-    with contextlib.suppress(OSError):
-        paths = map(operator.attrgetter("path"), os.scandir("/proc/self/fd"))
-        if "\n/dev/nvidia" in "\n".join(("", *map(os.readlink, paths))):
-            return "CUDA is initialised in this process"
+    if any(" /dev/nvidia" in each for each in open_files()):
+        return "CUDA is initialised in this process"
     return None
+
+
+def open_files() -> set[str]:
+    """Open descriptors, each with its file, as far as the system tells."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+    return {entry for entry in found if "/proc/" not in entry}
 
 
 def _why_no_server() -> str:

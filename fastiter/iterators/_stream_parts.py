@@ -103,9 +103,6 @@ class PartQueue(PlanQueue):
     def _note(self, state: Any) -> None:
         """Nothing depends on the state."""
 
-    def close(self) -> None:
-        """Nothing reads for it."""
-
     def take(self) -> tuple[ShardPart, Any]:
         """Have the workers read on, and wait for the oldest part."""
         self.plans[:] = [plan for plan in self.plans if plan.indices is not None]

@@ -26,7 +26,7 @@ from fastiter.errors import TimeoutWarning
 from fastiter.iterators import _arguments
 from fastiter.iterators._arguments import OnTimeout, Rank, SeedExamples, Tail
 from fastiter.iterators._batch_maker import BatchMaker
-from fastiter.iterators._device_prefetch import PrefetchingIterator, shared
+from fastiter.iterators._prefetching import PrefetchingIterator, shared
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._stream_parts import PartStore, reader_of
 
