@@ -196,7 +196,7 @@ class WorkersIterator(LoaderIterator):
         plans.shared_seed = self._shared_seed
         self._set_seeds()
         plans.wants_state = self._asks_first and bool(self._interval)
-        self._sampler_iter.n_states = sys.maxsize if self._interval else 0
+        self._sampler_iter.n_states = sys.maxsize
         plans.is_overtaking = False  # not yet: what comes first has an order
         states = tuple(
             {"worker_id": number, "fetcher_state": None, "dataset_state": None}
@@ -205,16 +205,15 @@ class WorkersIterator(LoaderIterator):
         n_yielded = self._first_yielded if resume is None else resume.n_yielded
         progress = Delivered(n_yielded, states, (True,) * n_workers, {}, self._skips)
         plans.begin(self._sampler_iter, self._planned(resume), progress, self._asks_first)
-        self._takes_snapshots = self._sampler_iter.is_stateful
         self._every = 1  # the sampler's state is known for each batch
-        plans.progress = progress._replace(snapshot=self._snapshot_now(progress))
         self._executor.start(plans)
-        if self._sampler_iter.is_stateful and not self._takes_snapshots:  # the sampler's iterator
-            self._takes_snapshots = True
-            plans.progress = progress._replace(snapshot=self._snapshot_now(progress))
+        self._takes_snapshots = self._sampler_iter.is_stateful  # or its iterator, made by now
         if self._asks_first:
             self._ask_first()
+        if self._takes_snapshots:
             plans.progress = plans.progress._replace(snapshot=self._snapshot_now(plans.progress))
+        if not self._interval:
+            self._sampler_iter.n_states = 0
         self._fetch_again(resume)
         plans.is_overtaking = not plans.in_order and not self._sampler_iter.is_filling
 

@@ -598,7 +598,7 @@ class Replayed(torch_data.DistributedSampler):
 
 @pytest.mark.parametrize("sampler", [Counting, OfIterator, Replayed])
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (0, 1), (2, 0)])
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", [0, 1, 3])
 def test_samplers_with_a_state(sampler, before, after, every):
     """It is that after the delivered batches, whatever was drawn ahead."""
     examples = data(2 * N)

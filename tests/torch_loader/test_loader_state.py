@@ -344,7 +344,7 @@ class Stateless(torch_data.IterableDataset):
 
 @pytest.mark.parametrize("dataset", [Stateful, Stateless])
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", [0, 1, 3])
 def test_resume_of_streams(dataset, workers, every):
     arguments = {"batch_size": 3, "num_workers": workers, "snapshot_every_n_steps": every}
     whole = [batch[:, 0].tolist() for batch in DataLoader(dataset(), **arguments)]
