@@ -221,18 +221,18 @@ class _WholeBatchMaker:
             self._dataset = apply_random_seed(self._dataset, self._shared)
         loaded = job.states[self._number] if self._epoch < 0 and request.epoch == 0 else None
         self._start = loaded or (None, 0)
-        self._go_to_start(request)
+        self._go_to_start()
         self._epoch = request.epoch
         self._first_state = copy.deepcopy(self._state())
 
-    def _go_to_start(self, request: Request) -> None:
+    def _go_to_start(self) -> None:
         """Go to where the epoch begins in this process."""
         job = self._job
         state, self._n_made = self._start
         self._fetcher = begin_fetching(
             job.kind, self._dataset, job.auto_collation, job.drop_last, state
         )
-        if request.seeds is not None:
+        if job.seed_examples:
             self._fetcher.dataset = Seeded(self._dataset)
 
     def _collate(self, examples: Any) -> Any:
@@ -256,7 +256,7 @@ class _WholeBatchMaker:
                 # An interrupt in the main process has lost what was made.
                 if lack_of(self._first_state, self._first_state["fetcher_state"]) is None:
                     self._start = self._first_state, self._start[1]
-                self._go_to_start(request)
+                self._go_to_start()
             while is_iterable and self._n_made < request.number:  # delivered before
                 next(self._fetcher.dataset_iter)
                 self._n_made += 1

@@ -509,10 +509,10 @@ class Drawing(torch_data.Dataset):
         return index, random.random(), np.random.rand(), torch.rand(2)
 
 
-def drawn(workers, count=None, state=None):
+def drawn(workers, count=None, state=None, dataset=Drawing):
     torch.manual_seed(4)
     loader = DataLoader(
-        Drawing(), batch_size=4, shuffle=True, num_workers=workers, seed_examples=True
+        dataset(), batch_size=4, shuffle=True, num_workers=workers, seed_examples=True
     )
     if state is not None:
         loader.load_state_dict(state)
@@ -533,6 +533,21 @@ def test_random_numbers_that_belong_to_examples():
     for before, after in ((2, 3), (0, 2), (2, 0)):
         first, state = drawn(before, 3)
         assert first + drawn(after, state=state)[0] == whole
+
+
+class DrawingWithState(Drawing):
+    def state_dict(self):
+        return {"is_state": True}
+
+    def load_state_dict(self, state):
+        assert state == {"is_state": True}
+
+
+def test_seeded_examples_of_a_dataset_with_a_state():
+    whole, _ = drawn(0)
+    for workers in (0, 2):
+        first, state = drawn(workers, 3, dataset=DrawingWithState)
+        assert first + drawn(workers, state=state, dataset=DrawingWithState)[0] == whole
 
 
 def test_seeded_examples_leave_the_programs_generators_alone():
