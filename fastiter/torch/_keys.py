@@ -211,6 +211,7 @@ class DealtKeys:
         return itertools.chain(itertools.repeat(None, self._own), keys)
 
 
+_STATES = ("_index_sampler_state", "_sampler_iter_state")
 _CHANGES = ("_dealt", "_epoch_length", "_opens_first")
 
 
@@ -383,6 +384,12 @@ class SamplerKeys:
             self._source.begin(n_keys)
             if of_iterator is not None:
                 self._source.open().load_state_dict(of_iterator)
+            # What a sampler that is a generator tells before its first key may be of another time.
+            self._states[n_keys] = copy.deepcopy({name: main[name] for name in _STATES})
+            if not n_keys:
+                self._source.draw(1)
+                if not self._source.n_drawn:  # that of the end of the epoch before
+                    self._source = IteratedKeys(self._sampler, None)
             # Its state may be that of the next epoch's start, from which keys have come now.
             has_more = bool(main.get("_has_ended")) and self._source.finish(n_keys)
             if has_more and is_stateful(self._sampler):
@@ -408,7 +415,7 @@ class SamplerKeys:
         if self.n_states and isinstance(source, IteratedKeys):
             source.open()
             source.draw(first)
-            if source.n_drawn == first and self.is_stateful:
+            if source.n_drawn == first and self.is_stateful and first not in self._states:
                 self._states[first] = self._state()
                 if len(self._states) > self.n_states:
                     del self._states[next(iter(self._states))]

@@ -620,6 +620,28 @@ def test_samplers_with_a_state(sampler, before, after, every):
     assert flat(values(batch) for batch in again) == whole
 
 
+@pytest.mark.parametrize("sampler", [Counting, OfIterator, Replayed])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_sampler_that_tells_of_another_time_until_its_first_key(sampler, workers, every):
+    """In a later epoch, and after resuming: a generator has not begun when its iterator is made."""
+
+    def make():
+        arguments = {"num_workers": workers, "snapshot_every_n_steps": every}
+        return DataLoader(data(2 * N), 8, sampler=sampler(), **arguments)
+
+    whole = flat(values(batch) for batch in make())
+    for count in (0, 3):
+        loader = make()
+        list(loader)
+        first, state = taken(loader, count)
+        for _ in range(2):
+            again = make()
+            again.load_state_dict(by_json(state))
+            _, state = taken(again, 0)
+        assert first + flat(rest_of(make(), state)) == whole
+
+
 def test_a_sampler_that_has_begun_before_the_loader():
     sampler = Counting()
     sampler.load_state_dict({"i": 90})
