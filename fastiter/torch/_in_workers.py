@@ -148,20 +148,21 @@ class WorkersIterator(LoaderIterator):
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = _ShardingInit(init_fn, self._world_size, self._rank)
         job = LoaderJob(
-            kind=self._dataset_kind,
             dataset=self._dataset,
+            batch_converter=self._converter,
+            worker_init=init_fn,
+            claims=None,
+            retries=loader.on_timeout == "retry",
+            hedges=loader.hedge is not None,
+            kind=self._dataset_kind,
             auto_collation=self._auto_collation,
             collate_fn=collate_of(self._collate_fn, self._dataset, self._auto_collation),
             drop_last=self._drop_last,
-            init_fn=init_fn,
             base_seed=self._base_seed,
-            batch_converter=self._converter,
             states=states,
             seed_examples=self._seeds_examples,
             tolerates=None if self._policy is None else self._policy.mode,
-            shares_rows=self._shares_rows,
-            retries=loader.on_timeout == "retry",
-            hedges=loader.hedge is not None,
+            learns_columns=self._shares_rows,
         )
         most = 0 if self._adjustment is None else self._adjustment.most_workers
         pool = Pool(

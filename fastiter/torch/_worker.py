@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import random
 from collections.abc import Callable
@@ -62,56 +63,25 @@ def plain_attributes(error: BaseException) -> dict[str, Any]:
     return {name: value for name, value in found.items() if type(value) in (str, int)}
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class LoaderJob(BatchJob):
-    """Makes the batches of a `DataLoader`.
+    """Makes the batches of a `DataLoader`: whole ones, or of rows as `batch_converter` says."""
 
-    Parameters
-    ----------
-    batch_converter : converter that makes batches from columns, or None.
-    kind, dataset, auto_collation, collate_fn, drop_last, init_fn
-        As in the `DataLoader`; ``kind`` is torch's of the dataset.
-    base_seed : int
-        Worker w seeds the global generators with ``base_seed + w``.
-    states : list of dict or None
-        State from which each worker begins the epoch, and number of keys that it covers.
-    seed_examples : whether random numbers belong to the examples.
-    tolerates : None; 'skip': batches are made without the keys that fail; 'ask': where keys fail,
-        the others' examples go to the parent.
-    shares_rows : whether batches are made of rows that all workers fetch.
-    retries, hedges : as in `BatchJob`.
-    """
+    kind: int  #: torch's, of the dataset
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    base_seed: int  #: worker w seeds the global generators with ``base_seed + w``
+    #: for each worker, state from which it begins the epoch, and number of keys that this covers
+    states: list[tuple[dict[str, Any], int] | None]
+    seed_examples: bool  #: whether random numbers belong to the examples
+    #: 'skip': batches are made without the keys that fail; 'ask': where keys fail, the others'
+    #: examples go to the parent; None: no policy decides about them
+    tolerates: str | None
+    learns_columns: bool  #: where workers share the rows of all batches
 
     image = "the image of dataset and collate_fn"
     end_seconds = 5.0  # as torch's: an example that takes long is fetched to its end
-
-    def __init__(
-        self,
-        *,
-        kind: int,
-        dataset: Any,
-        auto_collation: bool,
-        collate_fn: Callable[[Any], Any],
-        drop_last: bool,
-        init_fn: Callable[[int], Any] | None,
-        base_seed: int,
-        batch_converter: Any,
-        states: list[tuple[dict[str, Any], int] | None],
-        seed_examples: bool,
-        tolerates: str | None,
-        shares_rows: bool,
-        retries: bool,
-        hedges: bool,
-    ) -> None:
-        super().__init__(dataset, batch_converter, init_fn, None, retries, hedges)
-        self.learns_columns = shares_rows
-        self.kind = kind
-        self.auto_collation = auto_collation
-        self.collate_fn = collate_fn
-        self.drop_last = drop_last
-        self.base_seed = base_seed
-        self.states = states
-        self.seed_examples = seed_examples
-        self.tolerates = tolerates
 
     @property
     def names(self) -> dict[str, Any]:
