@@ -30,6 +30,7 @@ from fastiter.torch._state import (
     is_permutation,
     is_torchs,
     length_of,
+    no_state,
     samplers_in,
 )
 
@@ -178,10 +179,7 @@ def converted(state: Any, loader: Any, strict: bool, is_again: bool = False) -> 
             _upgrade(state, main, loader)
         resume = Resume.of(state) if is_begun else None
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            "state_dict is not the state of a DataLoader of this version: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise no_state(error) from error
     facts = facts or {}
     is_old = "version" not in facts
     if strict and is_old:

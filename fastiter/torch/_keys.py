@@ -430,8 +430,16 @@ class SamplerKeys:
         return number, first, size, keys if self.rows is None else _named(keys, self.rows)
 
     def seeds(self, example_seed: tuple[int, int], number: int, first: int, keys: Any) -> bytes:
-        """The seeds of a batch's examples, by seed and number of the epoch, and their places."""
-        return example_seeds(example_seed, *self.places(first, keys)).tobytes()
+        """The seeds of a batch's examples: by seed and number of the epoch, number of an example's
+        key in it, of all ranks together, and the example's number in that key. How the keys are cut
+        into batches makes no difference."""
+        n_ranks, rank = self._ranks
+        rows = np.arange(len(keys) if self._cuts or self._lists else 1, dtype=np.int64)
+        if self._cuts:
+            places, within = (first + rows) * n_ranks + rank, np.zeros_like(rows)
+        else:
+            places, within = np.full_like(rows, first * n_ranks + rank), rows
+        return example_seeds(example_seed, places, within).tobytes()
 
     def row_seed(self, example_seed: tuple[int, int]) -> tuple[int, int]:
         """The seed of the epoch's examples on this rank."""
@@ -442,16 +450,6 @@ class SamplerKeys:
         """An epoch, and the number to which the random numbers of a batch's first example belong,
         which has ``first`` keys before it; those that follow have the next numbers."""
         return 0, first if self._cuts else first << 32
-
-    def places(self, first: int, keys: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """For each example of a batch with these keys, which has `first` keys before it: the number
-        of its key in the epoch, of all ranks together, and its number in that key. How the keys are
-        cut into batches makes no difference."""
-        n_ranks, rank = self._ranks
-        rows = np.arange(len(keys) if self._cuts or self._lists else 1, dtype=np.int64)
-        if self._cuts:
-            return (first + rows) * n_ranks + rank, np.zeros_like(rows)
-        return np.full_like(rows, first * n_ranks + rank), rows
 
     def _size(self) -> int:
         """The keys of the next batch."""

@@ -223,8 +223,8 @@ persistent_workers, pin_memory_device, in_order
                 raise ValueError(f"num_workers must be a number or 'auto', not {num_workers!r:.80}")
             num_workers = first_workers(usable_cpus())
         self._is_stream = isinstance(dataset, StreamDataset)
-        given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
-        if not self._is_stream and not isinstance(dataset, torch.utils.data.IterableDataset):
+        is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
+        if not self._is_stream and not is_iterable:
             dataset = table_source(dataset)
             groups = row_groups_of(dataset)
             if groups is not None and sampler is None and batch_sampler is None:
@@ -234,7 +234,7 @@ persistent_workers, pin_memory_device, in_order
         ranks = {"rank": rank, "num_replicas": num_replicas, "tail": tail}
         if self._is_stream:
             self._ranks = (*ranks_of(rank, num_replicas), tail)
-            _streams.check_order(given)
+            _streams.check_order(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler)
         else:
             sampler, batch_sampler = adopted(
                 dataset, batch_size, sampler, batch_sampler, drop_last, ranks
@@ -263,14 +263,14 @@ persistent_workers, pin_memory_device, in_order
             "snapshot_every_n_steps", snapshot_every_n_steps, minimum=0
         )
         self.seed_examples = checked_flag("seed_examples", seed_examples)
-        if self.seed_examples and isinstance(dataset, torch.utils.data.IterableDataset):
+        if self.seed_examples and is_iterable:
             raise ValueError(
                 "seed_examples=True needs a dataset with __getitem__, not an IterableDataset: seed "
                 "the generators in its __iter__"
             )
         self.on_error, self.skip_limit = checked(on_error, skip_limit)
         if on_error != "raise" and not self._is_stream:
-            self._check_skips(isinstance(dataset, torch.utils.data.IterableDataset))
+            self._check_skips(is_iterable)
         self.dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
         self.on_timeout, self.n_retries = checked_retries(
             on_timeout, n_retries, self.dataset_timeout
@@ -282,7 +282,7 @@ persistent_workers, pin_memory_device, in_order
         if self._adjusts_workers:
             self._check_shared_rows("num_workers='auto'")
         self.return_indices = checked_flag("return_indices", return_indices)
-        if self.return_indices and isinstance(dataset, torch.utils.data.IterableDataset):
+        if self.return_indices and is_iterable:
             raise ValueError(
                 "return_indices=True needs a dataset with __getitem__: the examples of an "
                 "IterableDataset have no index"
@@ -297,13 +297,12 @@ persistent_workers, pin_memory_device, in_order
 
     def _check_shared_rows(self, what: str) -> None:
         """Refuse an argument that has other workers fetch an example, where they cannot."""
-        dataset: Any = self.dataset
         if not self.num_workers:
             raise ValueError(f"{what} limits the time of workers: set num_workers=1 or more")
         if not self._has_state():
             raise ValueError(f"{what} needs fastiter's workers: leave multiprocessing_context out")
         is_iterable = self._is_stream or self._dataset_kind == _DatasetKind.Iterable
-        if is_iterable or is_stateful(dataset):
+        if is_iterable or is_stateful(self.dataset):
             raise ValueError(
                 f"{what} needs a dataset whose examples any worker can fetch, not an "
                 "IterableDataset and none with a state_dict()"

@@ -246,6 +246,14 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+def no_state(error: Exception) -> ValueError:
+    """The error of a state that cannot be read."""
+    return ValueError(
+        "state_dict is not the state of a DataLoader of this version: "
+        f"{type(error).__name__}: {error}"
+    )
+
+
 class Resume(NamedTuple):
     """A loaded state, whichever way to fetch has saved it."""
 
@@ -294,10 +302,7 @@ class Resume(NamedTuple):
                 epoch,
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(
-                "state_dict is not the state of a DataLoader of this version: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            raise no_state(error) from error
 
     def check(self) -> None:
         """Raise RuntimeError if a sampler or a dataset has given no state."""

@@ -43,9 +43,6 @@ else:
             return self if instance is None else self.func(instance)
 
 
-_UNCOUNTED = 0.0  # in place of the number of CPUs, in statistics that are only added up
-
-
 class Iteration:
     """Counters of one iteration. They do not keep the iterator."""
 
@@ -107,12 +104,13 @@ class Iterations:
     def __init__(self, loader: Any) -> None:
         self.facts = {"iterator": TORCHS, "batch_size": loader.batch_size, "has_converter": True}
         self.facts |= shard_counts(loader.dataset)
+        # Statistics that are added up have no number of CPUs, which takes reading files.
+        self._summands = {**self.facts, "cpus": 0.0}
         n = loader.num_workers
-        ahead = n * (loader.prefetch_factor or 0)
-        none = LoaderStats("processes" if n else "none", n, ahead)
+        none = LoaderStats("processes" if n else "none", n, n * (loader.prefetch_factor or 0))
         # Swapped in one step: any thread reads both.
         self._counted: tuple[IteratorStats, tuple[Iteration, ...]] = (
-            IteratorStats.of(Timer(), none, _UNCOUNTED, **self.facts),
+            IteratorStats.of(Timer(), none, **self._summands),
             (),
         )
         self._first: Timer | None = None
@@ -137,7 +135,7 @@ class Iterations:
             left = [one for one in others if one.iterator() is not None or self._note is not None]
             for one in others:
                 if one not in left:
-                    ended = ended.followed_by(one.stats({**self.facts, "cpus": _UNCOUNTED}))
+                    ended = ended.followed_by(one.stats(self._summands))
             self._counted = ended, (*left, begun)
         return begun
 
@@ -157,7 +155,7 @@ class Iterations:
         """Statistics of all. Takes no lock."""
         found, others = self._counted
         for one in others:
-            found = found.followed_by(one.stats({**self.facts, "cpus": _UNCOUNTED}))
+            found = found.followed_by(one.stats(self._summands))
         n_decoded = 0 if self._row_groups is None else self._row_groups.n_decoded - self._n_decoded
         # The time of the process, which runs once for all.
         seconds = 0.0 if self._first is None else self._first.read()[-1]

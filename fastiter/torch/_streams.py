@@ -18,7 +18,7 @@ from fastiter.torch._device.copies import DeviceCopies
 from fastiter.torch._state import LastIteration
 
 
-def check_order(given: dict[str, Any]) -> None:
+def check_order(**given: Any) -> None:
     """Refuse the arguments shuffle, sampler and batch_sampler: a stream has an order."""
     for name, value in given.items():
         if value is not None and value is not False:
@@ -86,7 +86,7 @@ def load(loader: Any, state: dict[str, Any] | Sequence[dict[str, Any]], strict: 
     if not isinstance(state, Mapping):
         if any(other != state[0] for other in state):
             raise ValueError("the states of the ranks of a StreamDataset differ: pass one of them")
-        state = state[0]
+        state = state[0] if state else {}
     if state:
         loaded.go_on_from(state, strict)
     loader._iterator = None

@@ -16,6 +16,7 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from fastiter._fetch.dataset_access import epochs_of, keeps_rows
 from fastiter._fetch.token_rows import EPOCH_SHIFT
+from fastiter._order.permutation import example_words
 from fastiter._order.plan import TAILS
 from fastiter._plan.epoch_sampler import Cutting, EpochSampler, is_epoch_sampler
 from fastiter._plan.epoch_store import EpochStore
@@ -195,10 +196,8 @@ class EpochOwner(Sampler[Any]):
 
     def base_seed(self, number: int) -> int:
         """Seed of the workers that begin with this epoch."""
-        from fastiter._order import permutation
-
-        words = permutation.example_words(self._seed, _WORKERS, 0)[:2].tolist()
-        return int(permutation.example_words((words[0], words[1]), number, self.rank)[0]) >> 1
+        first, second = example_words(self._seed, _WORKERS, 0)[:2].tolist()
+        return int(example_words((first, second), number, self.rank)[0]) >> 1
 
     def _of_epoch(self) -> tuple[Planner, int]:
         """The planner of the epoch that runs, or of the next one; and its number of batches."""
