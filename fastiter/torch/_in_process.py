@@ -52,6 +52,7 @@ class WholeBatches:
         self._drop_last = iterator._drop_last
         self._pin_memory = iterator._pin_memory
         self._pin_memory_device = iterator._pin_memory_device
+        self._loaded = state
         self.fetcher = begin_fetching(
             self._kind, self.dataset, self._auto_collation, self._drop_last, state
         )
@@ -69,12 +70,13 @@ class WholeBatches:
             self.fetcher.dataset = Seeded(self.dataset)
 
     def state(self) -> dict[str, Any]:
-        """The state of the dataset now."""
-        return state_of(0, self._kind, self.fetcher, self.dataset)
+        """The state of the dataset now; until it has begun, the loaded one, since what a generator
+        tells then may be of another time."""
+        return self._loaded or state_of(0, self._kind, self.fetcher, self.dataset)
 
     def batch(self, plan: Plan, seed: Any, policy: KeyPolicy | None) -> Any:
         """The batch of a plan; `_END` where the dataset has ended."""
-        request = plan.request
+        request, self._loaded = plan.request, None
         if request is None:
             assert plan.indices is not None
             self._keys, seeds, origin = plan.indices.tolist(), plan.seeds, (seed, plan.first, 1)

@@ -6,6 +6,7 @@ The layout is that of torchdata's ``StatefulDataLoader``, with one more entry fo
 from __future__ import annotations
 
 import binascii
+import copy
 import traceback
 import weakref
 import zlib
@@ -345,6 +346,7 @@ def begin_fetching(
     With the collate function the fetcher would be part of a reference cycle, and a generator of
     the dataset would not end when its loop or worker does.
     """
+    state = copy.deepcopy(state)  # a dataset may keep a part of it, and change that
     if state is not None and state["dataset_state"] is not None and is_stateful(dataset):
         dataset.load_state_dict(state["dataset_state"])
     fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, _unchanged, drop_last)

@@ -193,7 +193,8 @@ class _WholeBatchMaker:
         self._start = loaded or (None, 0)
         self._go_to_start()
         self._epoch = request.epoch
-        self._first_state = copy.deepcopy(self._state())
+        # What a dataset that is a generator tells before it begins may be of another time.
+        self._first_state = copy.deepcopy(self._start[0] or self._state())
 
     def _go_to_start(self) -> None:
         """Go to where the epoch begins in this process."""
