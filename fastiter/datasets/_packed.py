@@ -235,8 +235,7 @@ def pack_array(data: Array) -> Column:
     """Pack the rows of an array, without a copy if it is contiguous and holds no objects."""
     if type(data) not in (np.ndarray, np.memmap) or data.dtype.hasobject:
         return pack(list(data))
-    data = data.view(np.ndarray)
-    return Rows(data if data.flags.c_contiguous else data.copy())
+    return Rows(np.ascontiguousarray(data.view(np.ndarray)))
 
 
 def _kind(value: Any) -> Any:

@@ -128,7 +128,7 @@ class ArrowDataset(BatchedDataset):
         else:
             table, rows, names = open_table(self._source)
         if isinstance(self._source, Paths):
-            self._check_kinds(table)
+            self._check_kinds(self._source, table)
         self._own: Any = None  # the source, if examples come from it
         if table is None:
             self._own = self._source
@@ -142,15 +142,14 @@ class ArrowDataset(BatchedDataset):
             self._length = table.num_rows if rows is None else len(rows)
         self._plain = None if table is None else plain_columns(self._columns)
 
-    def _check_kinds(self, table: Any) -> None:
+    def _check_kinds(self, paths: Paths, table: Any) -> None:
         """Raise ValueError unless the files have the columns that they had."""
         kinds = [(f.name, str(getattr(f.type, "storage_type", f.type))) for f in table.schema]
         if self._kinds is None:
             self._kinds = kinds
         if kinds != self._kinds:
-            assert isinstance(self._source, Paths)
             raise another_file(
-                self._source[0], f"its columns are {kinds!r:.300}, and were {self._kinds!r:.300}"
+                paths[0], f"its columns are {kinds!r:.300}, and were {self._kinds!r:.300}"
             )
 
     def __getstate__(self) -> dict[str, Any]:

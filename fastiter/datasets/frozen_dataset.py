@@ -106,8 +106,8 @@ def _packed(values: Any) -> Column:
 
 
 def _of_frame(column: Any) -> Any:
-    """The values of a column of a frame or table, None where it has nulls: NumPy would have floats
-    for integers and nulls, and wrong values for those of a dictionary."""
+    """The values of a column of a frame or table, None, or pandas' NA, where it has nulls: NumPy
+    would have floats for integers and nulls, and wrong values for those of a dictionary."""
     if isinstance(column, (loaded("pyarrow", "Array"), loaded("pyarrow", "ChunkedArray"))):
         from pyarrow import BaseExtensionType, types
 
@@ -118,4 +118,6 @@ def _of_frame(column: Any) -> Any:
         return column.to_numpy(zero_copy_only=False)
     if callable(count := getattr(column, "null_count", None)) and count():  # of Polars
         return column.to_list()
+    if getattr(column, "hasnans", False) and not isinstance(column.dtype, np.dtype):  # of pandas
+        return column.to_numpy(object)
     return column.to_numpy()

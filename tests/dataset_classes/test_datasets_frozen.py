@@ -293,6 +293,17 @@ def test_frame_of_pandas():
     assert FrozenDataset(frame["i"])[:] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("dtype", ["Int64", "int64[pyarrow]"])
+def test_integers_of_pandas_with_nulls(dtype):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    if "pyarrow" in dtype:
+        pytest.importorskip("pyarrow", reason="Arrow is not installed")
+    column = pandas.Series([2**60 + 1, None, 3], dtype=dtype)
+    first, null, last = FrozenDataset(pandas.DataFrame({"i": column}))[:]
+    assert (first["i"], last["i"]) == (2**60 + 1, 3) and null["i"] is pandas.NA
+    check(FrozenDataset(column[::2]), [np.int64(2**60 + 1), np.int64(3)])
+
+
 def test_other_datasets_are_frozen_too():
     dataset = datasets.TupleDataset(["a", "b"], np.arange(2))
     check(FrozenDataset(dataset), [("a", np.int64(0)), ("b", np.int64(1))])
