@@ -6,6 +6,7 @@ from fastiter._fetch.column_rows cimport ColumnRows
 
 cdef class RowWriter(ColumnRows):
     cdef object answer
+    cdef uint32_t n_answered  # examples of its last answer
     cdef object orders, into, cache_of  # see `RowAccess`
     cdef CacheTable table  # of the claim, or None
     cdef bint is_placing  # rows of the claim may be written without their examples

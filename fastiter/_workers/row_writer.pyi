@@ -15,7 +15,7 @@ class RowWriter(ColumnRows):
         cls,
         end: WorkerRing,
         dataset: Any,
-        answer: Callable[[Any], Any] | None = None,
+        answer: Callable[[Any], tuple[int, Any]] | None = None,
         two_steps: bool = False,
         hedges: bool = False,
     ) -> Self: ...

@@ -41,8 +41,8 @@ cdef class RowWriter(ColumnRows):
     Used by one thread of one worker process. An exception of the dataset fails its row, and the
     worker goes on. In `two_steps` a row is owned when it has been fetched, and not before: another
     worker may be faster. Until then, the slot may already belong to a later batch; results of
-    reading it are thrown away. `answer` makes the only row of a batch that has a request; where it is
-    given, batches may have keys, too.
+    reading it are thrown away. `answer` makes the only row of a batch that has a request, and tells
+    of how many examples; where it is given, batches may have keys, too.
     """
 
     def __cinit__(self, WorkerRing end, dataset, answer=None, bint two_steps=False,
@@ -343,8 +343,9 @@ cdef class RowWriter(ColumnRows):
     cdef int fill_whole(self, uint32_t row) except -1:
         """Has the only row of a batch made of what its plan asks for."""
         if self.begin_row(row):
+            self.n_answered = 0
             try:
-                example = self.answer(self.message())
+                self.n_answered, example = self.answer(self.message())
                 Py_INCREF(example)
                 self.put_example(row, <PyObject *>example)
             except BaseException as error:
@@ -418,7 +419,9 @@ cdef class RowWriter(ColumnRows):
 
     @cython.final
     cdef void count(self, fi_worker_stat *stat, uint32_t code) noexcept:
-        fi_worker_stat_count(stat, 1, self.row_bytes if code == FI_ROW_OK else 0, code == FI_SPILL)
+        cdef uint32_t rows = self.n_answered if self.is_whole else 1
+        fi_worker_stat_count(stat, rows, self.row_bytes if code == FI_ROW_OK else 0,
+                             rows if code == FI_SPILL else 0)
 
     # ---- finish
 

@@ -352,10 +352,10 @@ class StreamJob(BatchJob):
         introduce(self.dataset, self.worker_init, arguments.number, arguments.workers, seed)
         reader = reader_of(self.dataset)
 
-        def answer(part: ShardPart) -> Examples:
+        def answer(part: ShardPart) -> tuple[int, Examples]:
             found = reader.read(part)
             failure = None if found.failure is None else dump(found.failure)
-            return found._replace(failure=failure)
+            return len(found.rows), found._replace(failure=failure)
 
         rows = row_writer.RowWriter(end, None, answer)  # which makes all
         return functools.partial(rows.run, None, self.claims or 0)

@@ -143,6 +143,7 @@ class _WholeBatchMaker:
         self._finds_misfits = is_default
         self._room = 0
         self._n_rows: int | None = None
+        self._n_examples = 0  # of the last answer
         self._failures: tuple[tuple[int, Any], ...] = ()
         self._fetcher: Any = None
         seed = job.base_seed + number
@@ -163,19 +164,20 @@ class _WholeBatchMaker:
         self._fetcher = None
         torch_worker._worker_info = None
 
-    def answer(self, request: Request) -> Any:
-        """The batch that is asked for, or a `Reply`."""
+    def answer(self, request: Request) -> tuple[int, Any]:
+        """The batch that is asked for, or a `Reply`, after its number of examples."""
         try:
             if self.error is not None:
-                return Reply(self.error)
+                return 0, Reply(self.error)
             if request.epoch != self._epoch:
                 self._begin(request)
             if request.number < 0:
-                return Reply(None, self._first_state)
+                return 0, Reply(None, self._first_state)
             # Without an example: a collate function has no numbers of the batch's first row.
-            return ExampleContext((0, 0), None, None).run(self._reply, request)
+            reply = ExampleContext((0, 0), None, None).run(self._reply, request)
+            return self._n_examples, reply
         except Exception as error:
-            return Reply(self._wrapped(error))
+            return 0, Reply(self._wrapped(error))
 
     def _wrapped(self, error: Exception) -> ExceptionWrapper:
         wrapper = ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
@@ -221,7 +223,7 @@ class _WholeBatchMaker:
         self._keys, self._room = request.keys, request.room
         if request.seeds is not None:
             self._fetcher.dataset.begin(request.seeds)
-        self._schema, self._n_rows, self._failures = None, None, ()
+        self._schema, self._n_rows, self._failures, self._n_examples = None, None, (), 0
         try:
             if is_iterable and self._n_made > request.number:
                 # An interrupt in the main process has lost what was made.
@@ -241,7 +243,10 @@ class _WholeBatchMaker:
             self._fetcher.ended = True  # also of single examples: it is not asked again
             return Reply(None, self._state(), True)
         finally:
-            self._n_made += len(request.keys) if self._job.auto_collation else 1
+            n_keys = len(request.keys) if self._job.auto_collation else 1
+            self._n_made += n_keys
+        n_rows = n_keys if self._n_rows is None else self._n_rows
+        self._n_examples = n_rows - len(self._failures)
         is_plain = self._n_rows is None and not self._failures and not isinstance(batch, Reply)
         if request.wants_state or request.room or not is_plain:
             state = self._state() if request.wants_state else None

@@ -421,9 +421,10 @@ def test_uneven_workers_are_told_from_uneven_batches(rows, advice):
 
 def test_a_stream_tells_how_many_shards_are_open():
     stream = fastiter.datasets.StreamDataset(range(3), lambda shard: [shard] * 8, interleave=2)
-    with fastiter.SerialIterator(stream, 4, repeat=False) as iterator:
+    with MultiprocessIterator(stream, 4, repeat=False, n_processes=2) as iterator:
         assert len(list(iterator)) == 6
         stats = iterator.stats()
+    assert sum(worker.rows for worker in stats.workers) == 24
     assert (stats.interleave, stats.n_shards) == (2, 3)
     assert ((stats - stats).interleave, (stats - stats).n_shards) == (2, 3)
     with in_caller(Sleeping(0)) as iterator:

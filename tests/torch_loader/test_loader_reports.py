@@ -189,6 +189,7 @@ def test_statistics_count_all_iterations(kind, num_workers):
     if num_workers:
         assert stats.workers_are == "processes" and len(stats.workers) == num_workers
         assert stats.start_seconds > 0
+        assert sum(worker.rows for worker in stats.workers) == rows
     assert pickle.loads(pickle.dumps(loader)).stats().batches == 0
 
 
