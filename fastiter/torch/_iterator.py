@@ -456,16 +456,12 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         """Fetch the batches again that were delivered after the datasets' state was taken."""
         if resume is None or not resume.n_more:
             return
-        skips = self._planner.progress.skips
-        if skips is not None:  # they are known already
-            self._put_skips(SkipState())
+        plans = self._planner
+        skips = plans.progress.skips  # those of these batches are in it already
+        plans.progress = plans.progress._replace(skips=skips and SkipState())
         for _ in range(resume.n_more):
             next(self)
-        if skips is not None:
-            self._put_skips(skips)
-
-    def _put_skips(self, skips: SkipState) -> None:
-        self._planner.progress = self._planner.progress._replace(skips=skips)
+        plans.progress = plans.progress._replace(skips=skips)
 
     def _load(self, resume: Resume) -> None:
         main = resume.main

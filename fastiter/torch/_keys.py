@@ -495,6 +495,7 @@ class SamplerKeys:
     def state(self, place: tuple[int, int], pending: list[tuple[int, int, int]]) -> dict[str, Any]:
         """The state from which to go on, if of the batches planned up to a place these were not
         delivered: number of each, keys before it, and its keys."""
+        source = self._source
         left = sorted(pending) + [one for one in self._left if one[0] >= place[0]]
         end = max(self._end, place)
         while left and left[-1][0] == end[0] - 1:
@@ -505,19 +506,15 @@ class SamplerKeys:
             **(self._states[key] if key in self._states else self._state()),
             "_sampler_iter_yielded": number,
             "_keys_yielded": key,
-            "_keys_drawn": self._source.n_drawn,
+            "_keys_drawn": source.n_drawn,
             "_delivered_up_to": list(end),
             "_not_delivered": [list(one) for one in left],
             "_batch_size": self._batch_size(),
             "_cuts": self._cuts_before(end),
-            "_has_ended": self._has_ended_after(key),
+            # whether a sampler with a state has given no key after these
+            "_has_ended": self.is_stateful and source.has_ended and source.n_drawn <= key,
             **self._changes,
         }
-
-    def _has_ended_after(self, key: int) -> bool:
-        """Whether a sampler with a state has given no key after the first ``key``."""
-        source = self._source
-        return self.is_stateful and source.has_ended and source.n_drawn <= key
 
     def _batch_size(self) -> int | None:
         return int(self._batches.batch_size) if self._cuts else None
