@@ -1,5 +1,7 @@
 from typing_extensions import Self, disjoint_base
 
+__pyx_capi__: dict[str, object]  # what other compiled modules call
+
 @disjoint_base
 class Arena:
     fd: int
