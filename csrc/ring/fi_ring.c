@@ -62,6 +62,11 @@ bool fi_ring_has_file(const fi_ring *ring)
     return fi_shm_file(ring->fd) == ring->file;
 }
 
+bool fi_ring_has_event(const fi_ring *ring)
+{
+    return fi_shm_file(ring->event) == ring->event_file;
+}
+
 void fi_ring_decommit(const fi_ring *ring, uint64_t offset, uint64_t bytes)
 {
     if (fi_ring_has_file(ring))
@@ -90,6 +95,7 @@ int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int f
         .fd = fd,
         .file = fi_shm_file(fd),
         .event = event,
+        .event_file = fi_shm_file(event),
         .board = (fi_board *)b,
         .map = (_Atomic uint32_t *)(b + at.map),
         .pwait = (_Atomic uint64_t *)(b + at.pwait),

@@ -168,6 +168,7 @@ typedef struct fi_ring {
     int fd;
     uint64_t file; /* fi_shm_file of it */
     int event; /* write end of the parent's bell */
+    uint64_t event_file;
     fi_board *board;
     _Atomic uint32_t *map; /* slot of sequence q at q % S */
     _Atomic uint64_t *pwait;
@@ -194,6 +195,8 @@ int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total
 int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event);
 /* Whether `fd` is still that of the segment: the program may have closed it, and opened another file. */
 bool fi_ring_has_file(const fi_ring *ring);
+/* Whether `event` is still the parent's bell, likewise. */
+bool fi_ring_has_event(const fi_ring *ring);
 /* Gives pages of the segment back, unless the descriptor is gone. */
 void fi_ring_decommit(const fi_ring *ring, uint64_t offset, uint64_t bytes);
 /* Unmaps what is mapped of slots, but not the control area. */

@@ -147,6 +147,8 @@ cdef extern from "ring/fi_window.h" nogil:
     bint fi_slot_let_go(const fi_ring *ring, uint32_t slot, bint is_shared)
     void fi_slot_free(const fi_ring *ring, uint32_t slot)
     void fi_ring_close(fi_ring *ring, bint keeps_held)
+    bint fi_ring_has_file(const fi_ring *ring)
+    bint fi_ring_has_event(const fi_ring *ring)
 
 
 cdef extern from "ring/fi_ring_worker.h" nogil:

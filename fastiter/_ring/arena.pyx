@@ -163,8 +163,13 @@ cdef class Arena:
 
     def close_descriptors(self):
         cdef int fds[3]
+        cdef bint is_whole = self.ring.base != NULL
         with cython.critical_section(self):
             fds[:] = [self.fd, self.event_ends[0], self.event_ends[1]]
+            if is_whole and not fi_ring_has_file(&self.ring):  # it is a file of the program's now
+                fds[0] = -1
+            if is_whole and not fi_ring_has_event(&self.ring):
+                fds[1] = fds[2] = -1
             self.fd = self.event_ends[0] = self.event_ends[1] = -1
             self.ring.fd = self.ring.event = -1
         for i in range(3):

@@ -90,6 +90,8 @@ cdef class ParentRing:
         returns the positions of the readable descriptors, and -1 for the doorbell. Python's signal
         handlers run, and may raise.
         """
+        if not fi_ring_has_event(&self.arena.ring):
+            raise closed_by_others()
         cdef uint32_t count = <uint32_t>len(descriptors) + 1
         cdef int *fds = <int *>zeroed(count, sizeof(int) + 1)
         cdef uint8_t *ready = <uint8_t *>(fds + count)
@@ -122,7 +124,8 @@ cdef class ParentRing:
     def interrupt(self):
         """Ends a `wait` of another thread. Called without the lock."""
         with cython.critical_section(self.arena):  # else another thread may close the descriptor
-            fi_event_ring(self.arena.event_ends[1])
+            if fi_ring_has_event(&self.arena.ring):  # not in a file that has got its number
+                fi_event_ring(self.arena.event_ends[1])
 
     def ring_all(self):
         """Wakes all workers."""

@@ -8,7 +8,8 @@ import pytest
 from outside import run_script
 
 HEAD = """
-import errno, os, resource, signal, sys, time, warnings
+import errno, gc, os, resource, signal, sys, time, warnings
+from pathlib import Path
 from examples_of import Blocks
 from fastiter import MultiprocessIterator
 from inside import pids_of
@@ -145,6 +146,42 @@ def test_descriptors_that_the_program_closes(tmp_path, method):
     script = CLOSED.replace("{method!r}", repr(method))
     status, out, err = run_script(tmp_path, script)
     assert (status, out) == (0, "done\n"), err
+
+
+REUSED = (
+    HEAD
+    + """
+if __name__ == "__main__":
+    iterator = MultiprocessIterator(Blocks(400), 4, n_processes=2, context={method!r})
+    next(iterator)
+    os.closerange(3, 1000)
+    own = [open(f"own{number}", "w+b") for number in range(40)]
+    for file in own:
+        file.write(b"hello")
+        file.flush()
+        file.seek(0)
+    if {waits!r}:
+        try:
+            for _ in range(100):
+                next(iterator)
+        except OSError as error:
+            assert error.errno == errno.EBADF and "create a new iterator" in str(error), error
+        else:
+            print("no error")
+    del iterator
+    gc.collect()
+    print({Path(f"own{number}").read_bytes() for number in range(40)}, flush=True)
+    os._exit(0)  # files of the program were closed with the iterator
+"""
+)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["the end", "next()"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_files_that_have_the_descriptors_now_get_no_bytes(tmp_path, method, waits):
+    script = REUSED.replace("{method!r}", repr(method)).replace("{waits!r}", repr(waits))
+    status, out, err = run_script(tmp_path, script)
+    assert (status, out) == (0, "{b'hello'}\n"), err
 
 
 TRACED = (
