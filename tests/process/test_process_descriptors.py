@@ -154,6 +154,7 @@ REUSED = (
 if __name__ == "__main__":
     iterator = MultiprocessIterator(Blocks(400), 4, n_processes=2, context={method!r})
     next(iterator)
+    os.chdir({folder!r})
     os.closerange(3, 1000)
     own = [open(f"own{number}", "w+b") for number in range(40)]
     for file in own:
@@ -180,6 +181,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_files_that_have_the_descriptors_now_get_no_bytes(tmp_path, method, waits):
     script = REUSED.replace("{method!r}", repr(method)).replace("{waits!r}", repr(waits))
+    script = script.replace("{folder!r}", repr(str(tmp_path)))
     status, out, err = run_script(tmp_path, script)
     assert (status, out) == (0, "{b'hello'}\n"), err
 
