@@ -168,7 +168,7 @@ typedef struct fi_ring {
     int fd;
     uint64_t file; /* fi_shm_file of it */
     int event; /* write end of the parent's bell */
-    uint64_t event_file;
+    uint64_t event_file; /* fi_shm_file of it */
     fi_board *board;
     _Atomic uint32_t *map; /* slot of sequence q at q % S */
     _Atomic uint64_t *pwait;

@@ -166,7 +166,7 @@ def _few_shards(stats: IteratorCounts, change: dict[str, int]) -> Diagnosis:
     wanted = min(max([stats.n_workers, *change.values()]), stats.n_shards)
     change = {name: wanted for name in change if wanted > stats.n_workers}
     advice = "few shards, few workers" if change else "few shards"
-    if wanted <= (stats.interleave or 0):
+    if wanted <= stats.interleave:
         advice, change = "all shards", {}
     # The settings would not help without the other order.
     return _diagnosis(stats, "loader-bound", advice, change, wanted=wanted)._replace(change={})

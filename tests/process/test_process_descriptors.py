@@ -148,7 +148,8 @@ def test_descriptors_that_the_program_closes(tmp_path, method):
     assert (status, out) == (0, "done\n"), err
 
 
-REUSED = (
+# The program closes all descriptors, and opens files in a folder of its own.
+CLOSED_ALL = (
     HEAD
     + """
 if __name__ == "__main__":
@@ -156,6 +157,11 @@ if __name__ == "__main__":
     next(iterator)
     os.chdir({folder!r})
     os.closerange(3, 1000)
+"""
+)
+REUSED = (
+    CLOSED_ALL
+    + """
     own = [open(f"own{number}", "w+b") for number in range(40)]
     for file in own:
         file.write(b"hello")
@@ -177,23 +183,24 @@ if __name__ == "__main__":
 )
 
 
+def filled(script, **facts):
+    for name, value in facts.items():
+        script = script.replace(f"{{{name}!r}}", repr(value))
+    return script
+
+
 @pytest.mark.parametrize("waits", [False, True], ids=["the end", "next()"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_files_that_have_the_descriptors_now_get_no_bytes(tmp_path, method, waits):
-    script = REUSED.replace("{method!r}", repr(method)).replace("{waits!r}", repr(waits))
-    script = script.replace("{folder!r}", repr(str(tmp_path)))
-    status, out, err = run_script(tmp_path, script)
+    facts = {"method": method, "folder": str(tmp_path), "waits": waits}
+    status, out, err = run_script(tmp_path, filled(REUSED, **facts))
     assert (status, out) == (0, "{b'hello'}\n"), err
 
 
 TRACED = (
-    HEAD
+    CLOSED_ALL
     + """
-if __name__ == "__main__":
-    iterator = MultiprocessIterator(Blocks(400), 4, n_processes=2, context="fork")
-    next(iterator)
-    os.closerange(3, 1000)
-    own = [os.open({path!r}, os.O_RDWR | os.O_CREAT) for _ in range(64)]
+    own = [os.open("own", os.O_RDWR | os.O_CREAT) for _ in range(64)]
     try:
         with iterator.trace():
             pass
@@ -201,12 +208,12 @@ if __name__ == "__main__":
         assert error.errno == errno.EBADF and "create a new iterator" in str(error), error
     else:
         print("no error")
-    print(os.stat({path!r}).st_blocks)
+    print(os.stat("own").st_blocks)
 """
 )
 
 
 def test_a_trace_leaves_the_file_alone_that_has_the_descriptors_now(tmp_path):
-    script = TRACED.replace("{path!r}", repr(str(tmp_path / "own")))
-    status, out, err = run_script(tmp_path, script)
+    facts = {"method": "fork", "folder": str(tmp_path)}
+    status, out, err = run_script(tmp_path, filled(TRACED, **facts))
     assert (status, out) == (0, "0\n"), err
