@@ -98,6 +98,41 @@ def test_a_state_goes_on_on_other_ranks(loads):
         iterators = [on(rank, 2) for rank in range(2)]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_loader_of_torch(num_workers):
+    pytest.importorskip("torch")
+    from fastiter.torch import DataLoader
+
+    def on(rank):
+        dataset = packed()
+        dataset.set_epoch(3)  # the batches tell their own epoch
+        sampler = TokenBatchSampler(dataset, 8, balance="attention")
+        return DataLoader(
+            dataset, batch_sampler=sampler, rank=rank, num_replicas=2, num_workers=num_workers
+        )
+
+    for rank in range(2):
+        sampler = TokenBatchSampler(packed(), 8, balance="attention")
+        iterator = SerialIterator(
+            packed(), batch_sampler=sampler, rank=rank, num_ranks=2, converter=concat_examples
+        )
+        loader = on(rank)
+        for epoch in range(2):
+            rest, state = [], ""
+            for batch in loader:
+                np.testing.assert_array_equal(batch["input_ids"], next(iterator)["input_ids"])
+                assert loader.indices == iterator.address.indices.tolist()
+                rest.append(loader.indices)
+                state = state or json.dumps(loader.state_dict())
+            assert iterator.epoch == epoch + 1
+        other = on(1 - rank)  # states are equal on all ranks
+        other.load_state_dict(json.loads(state))
+        assert len([*other]) == len(rest) - 1
+        other = on(rank)
+        other.load_state_dict(json.loads(state))
+        assert [other.indices for _ in other] == rest[1:]
+
+
 def test_a_budget_of_tokens_limits_rows_times_the_longest():
     dataset = single()
     sampler = TokenBatchSampler(dataset, max_tokens=1000, seed=1)

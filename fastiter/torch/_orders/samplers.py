@@ -31,6 +31,7 @@ from fastiter.iterators._arguments import MOST_ROWS, Rank, Tail
 from fastiter.iterators.samplers._batches import CallableBatches
 from fastiter.iterators.samplers.epochs import RowsOfEpochs, sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import OrderSampler
+from fastiter.tokens import TokenBatchSampler
 from fastiter.torch._orders.places import DrawnRows, EpochPlanner, LoadedRecord
 
 _CHUNK = 256  # rows that an `Order` without a batch size plans at a time
@@ -80,6 +81,8 @@ class EpochOwner(Sampler[Any]):
             self._epochs = sampler_of_epochs(source, sampler, None)
         if isinstance(self._epochs, RowsOfEpochs):
             self.rows, counted = _NamedRows(source), ()  # rows are counted as they are read
+        elif epochs_of(source) is not None and isinstance(sampler, TokenBatchSampler):
+            self.rows = _NamedRows(source)
         self._length = functools.partial(dataset_length, counted)
         self._may_grow = keeps_rows(source)
         self._seed = seed_of(self._epochs, 2)
@@ -349,8 +352,8 @@ class Batches(EpochOwner):
     Parameters
     ----------
     batch_sampler : EpochSampler or callable
-        `LengthBucketBatchSampler`, or a pure function ``f(epoch)`` that gives the index arrays of
-        all batches.
+        `LengthBucketBatchSampler`, `TokenBatchSampler`, or a pure function ``f(epoch)`` that gives
+        the index arrays of all batches.
     dataset_or_length : dataset, or int
     rank, num_replicas, tail : optional
         As in `Order`.
