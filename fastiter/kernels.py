@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastiter._collate.buffers import trim as trim_buffers
+from fastiter._collate.buffers import trim_buffers
 from fastiter._collate.concat import pad_stack, stack
 from fastiter._workers.shared_object import Shared, share
 

@@ -64,7 +64,7 @@ cdef object empty_array(int ndim, const cnp.npy_intp *shape, cnp.PyArray_Descr *
     return array
 
 
-def trim():
+def trim_buffers():
     """Give the memory of all idle buffers back to the system."""
     fi_buffers_trim(&pool)
 
@@ -102,4 +102,4 @@ def _limit():
 fi_buffers_init(&pool, _limit(), MOST_IDLE_NS)
 enabled = pool.limit > 0
 # A child would keep a copy of each idle page that the parent writes to again.
-os.register_at_fork(before=trim)
+os.register_at_fork(before=trim_buffers)

@@ -257,7 +257,11 @@ reduction.ForkingPickler.register(Shared, _through_multiprocessing)
 
 
 def share(obj: T) -> Shared[T]:
-    """Implementation of `fastiter.kernels.share`."""
+    """Put an object into shared memory, once for all processes: a handle with a ``value``.
+
+    It is pickled once, its large buffers beside the pickle; processes that use the handle map them.
+    MemoryError if there is no memory for it; also the errors of pickling.
+    """
     handle = Shared.reserve(obj, "a shared object", "share less of it, or let it read from files")
     handle.write()
     return handle

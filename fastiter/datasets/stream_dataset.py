@@ -49,7 +49,7 @@ class StreamDataset:
     lengths : sequence of int, optional
         Number of examples of each shard. A shard with another number is then an error.
     interleave : int
-        Most shards that are read at a time. More workers than shards have little to do.
+        Most shards that are read at a time. More workers than this have little to do.
 
     Examples
     --------

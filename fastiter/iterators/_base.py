@@ -415,9 +415,9 @@ class PlannedIterator(Loop, IteratorProperties):
         ----------
         serializer : callable
             Callable, called as ``serializer(key, value)`` with the keys current_position, epoch,
-            is_new_epoch, order, previous_epoch_detail and example_seed; -1 stands where None
-            would. With a sampler that has a seed also order_sampler, with ``on_error`` also
-            skipped.
+            is_new_epoch, order, previous_epoch_detail, example_seed and cuts; -1 stands where
+            None would. With a sampler that has a seed also order_sampler, with ``on_error``
+            also skipped.
 
         Raises
         ------

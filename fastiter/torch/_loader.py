@@ -146,10 +146,10 @@ persistent_workers, pin_memory_device, in_order
         Batches that are copied to a GPU ahead of the one that is given, where there are workers.
     rank, num_replicas, tail : optional
         Arguments of `Order`, for a `StreamDataset` or a sampler of fastiter's: ``sampler=`` takes
-        an order sampler with a seed, ``batch_sampler=`` a `LengthBucketBatchSampler` or a pure
-        function ``f(epoch)``. Each loop has the next epoch, cut as `SerialIterator` cuts it with
-        ``repeat=False``. The loader's `sampler` or `batch_sampler` is an `Order` or `Batches` then.
-        torch's global generator is not drawn from, and states are equal on all ranks.
+        an order sampler with a seed, ``batch_sampler=`` what `Batches` takes. Each loop has the
+        next epoch, cut as `SerialIterator` cuts it with ``repeat=False``. The loader's `sampler` or
+        `batch_sampler` is an `Order` or `Batches` then. torch's global generator is not drawn from,
+        and states are equal on all ranks.
     return_indices : bool, optional
         Whether the loader gives ``(batch, indices)``, for wrappers that read ahead: an int64 tensor
         on the host, or a list of keys that are no integers; without batches one key. See `indices`.
@@ -421,9 +421,8 @@ persistent_workers, pin_memory_device, in_order
         Returns
         -------
         dict
-            State for `load_state_dict` of this class and of torchdata's loader. It
-            holds the states of datasets that have one, as they are; the rest is small, and
-            `torch.save` takes it.
+            State for `load_state_dict` of this class. It holds the states of datasets that have
+            one, as they are; the rest is small, and `torch.save` takes it.
 
         Raises
         ------

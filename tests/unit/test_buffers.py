@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fastiter import concat_examples
-from fastiter._collate.buffers import Buffer, idle, trim
+from fastiter._collate.buffers import Buffer, idle
 from fastiter.kernels import pad_stack, stack, trim_buffers
 
 MIB = 1 << 20
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def empty_pool():
     gc.collect()
-    trim()
+    trim_buffers()
     yield
-    trim()
+    trim_buffers()
 
 
 def batch(value=0, nbytes=LARGE):
@@ -79,7 +79,7 @@ def test_the_buffer_is_used_again_when_the_last_view_dies():
     while views:
         assert address(batch()) != place
         views.pop()
-    trim()
+    trim_buffers()
     array = batch()
     place, tail = address(array), array[-1:]
     del array
@@ -144,7 +144,7 @@ def test_an_error_in_the_middle_loses_nothing():
     with pytest.raises(ValueError, match="has no value"):
         pad_stack([np.zeros(MIB, int), np.zeros(3, int)], np.nan)
     gc.collect()
-    trim()
+    trim_buffers()
     assert idle() == (0, 0)
 
 
