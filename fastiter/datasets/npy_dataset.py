@@ -54,8 +54,8 @@ class NpyDataset(Closing, TabularDataset):
     >>> path = os.path.join(tempfile.mkdtemp(), "data.npz")
     >>> np.savez(path, x=np.arange(6).reshape(3, 2), y=np.array([0, 1, 0]))
     >>> dataset = NpyDataset(path)
-    >>> dataset[1]
-    {'x': array([2, 3]), 'y': 1}
+    >>> dataset[1]['x']
+    array([2, 3])
     >>> dataset.slice[:, ("x",)].astuple()[2]
     (array([4, 5]),)
     """
