@@ -216,7 +216,7 @@ def converted(state: Any, loader: Any, strict: bool, is_again: bool = False) -> 
         if resume is not None:
             n = facts.get("sampler.n", saved["len(dataset)"])
             taken = {"_epoch_length": main.get("_epoch_length", n)}
-    elif _RANKS in names and type(sampler) is DistributedSampler and is_plain:
+    elif _RANKS in names and type(sampler) is DistributedSampler and is_plain and not has_epochs:
         names = [name for name in names if name not in (_RANKS, "len(sampler)")]
         if not names and resume is not None:
             taken = _dealt_again(resume, saved, now)

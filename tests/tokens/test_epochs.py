@@ -312,6 +312,21 @@ def test_the_loader_of_torch(num_workers, wrap):
             assert_same(batch, rows[6 * k : 6 * k + 6])
 
 
+def test_a_distributed_sampler_of_other_ranks_is_refused_as_the_state_is_loaded():
+    torch = pytest.importorskip("torch")
+    from fastiter.torch import DataLoader
+
+    def on(ranks):
+        sampler = torch.utils.data.DistributedSampler(dataset, ranks, 0, shuffle=False)
+        return DataLoader(dataset, 6, sampler=sampler)
+
+    dataset = packed()
+    loader = on(2)
+    next(iter(loader))
+    with pytest.raises(ValueError, match=r"sampler.num_replicas = 2, which is now 1"):
+        on(1).load_state_dict(loader.state_dict())
+
+
 def tokens_of(rows):
     return {int(token) for row in rows for token in row["input_ids"]}
 
