@@ -149,6 +149,8 @@ class Padding:
                 value = given.get(field)
             elif isinstance(given, tuple):
                 value = given[field]
+            if name == "pad_to_multiple" and value == 1:
+                value = None  # asks for nothing
             if value and (value is not given or container is None):
                 named = name
             values.append(value)

@@ -63,8 +63,8 @@ def concat_examples(
         Maximal length of an example's first axis; the rest is cut off, before padding.
     pad_to_multiple : int, tuple or dict, optional
         Number whose multiple the first axis of padded fields becomes, after ``max_length``: with
-        ``max_length=100, pad_to_multiple=64`` it has length 64 or 128. In an iterator the padding
-        may be that of an `ArrowDataset` or a `TokenDataset`.
+        ``max_length=100, pad_to_multiple=64`` it has length 64 or 128. 1 is as None. In an iterator
+        the padding may be that of an `ArrowDataset` or a `TokenDataset`.
     return_lengths : bool, tuple or dict
         Whether to return the lengths of the examples' first axes, too, after ``max_length`` and
         before padding: int64 (len(batch),), on the device of the field. They follow the fields of a

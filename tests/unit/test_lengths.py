@@ -126,6 +126,7 @@ TUPLE_RULES = [
 DICT_RULES = [
     {"padding": 0, "max_length": {"tokens": 5}, "return_lengths": {"pair": True}},
     {"padding": {"tokens": 1, "label": None, "pair": 2}, "pad_to_multiple": {"tokens": 8}},
+    {"padding": 0, "pad_to_multiple": {"tokens": 8, "label": 1}},
 ]
 
 
