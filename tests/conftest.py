@@ -95,6 +95,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if fast.is_fast(item):
             item.add_marker(pytest.mark.fast)
+        if fast.traces_lines(getattr(item, "function", None)):
+            item.add_marker(pytest.mark.traces)
     if config.getoption("--stuck-rows"):
         for item in items:
             if mark := item.get_closest_marker("no_stuck_rows"):

@@ -1,4 +1,5 @@
-"""The tests that start no process, found by what they name; one that starts a process fails."""
+"""Tests found by what they name: those that start no process, of which one that does fails, and
+those that trace lines, which no measurement of coverage outlives."""
 
 from __future__ import annotations
 
@@ -46,10 +47,17 @@ def is_fast(item: pytest.Item) -> bool:
 @functools.cache
 def starts_processes(function: Any) -> bool:
     """Whether a test or a fixture does, unless its parameters decide it."""
-    return function.__name__ in STARTERS or _names_starter(function, set())
+    return function.__name__ in STARTERS or _has_name(function, STARTERS, set())
 
 
-def _names_starter(function: Any, seen: set[Any]) -> bool:
+@functools.cache
+def traces_lines(function: Any) -> bool:
+    """Whether a test puts its own function in the place of the one that measures coverage."""
+    return _has_name(function, {"settrace"}, set())
+
+
+def _has_name(function: Any, wanted: set[str], seen: set[Any]) -> bool:
+    """Whether a test, or what it calls in the tests, has one of these names in its code."""
     if hasattr(function, "hypothesis"):
         function = function.hypothesis.inner_test
     function = getattr(function, "__wrapped__", function)
@@ -57,24 +65,24 @@ def _names_starter(function: Any, seen: set[Any]) -> bool:
     if code is None or code in seen or not code.co_filename.startswith(HERE):
         return False
     seen.add(code)
-    names = set(_names(code))
-    if names & STARTERS:
+    names = set(_names(code, wanted))
+    if names & wanted:
         return True
     for name in names:
         value = function.__globals__.get(name)
         methods = vars(value).values() if isinstance(value, type) else (value,)
-        if any(_names_starter(method, seen) for method in methods if callable(method)):
+        if any(_has_name(method, wanted, seen) for method in methods if callable(method)):
             return True
     return False
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Names in a code, and words that are one of `STARTERS`, like a kind of iterator."""
+def _names(code: types.CodeType, wanted: set[str]) -> Iterator[str]:
+    """Names in a code, and words that are wanted, like a kind of iterator."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-        elif isinstance(constant, str) and constant in STARTERS:
+            yield from _names(constant, wanted)
+        elif isinstance(constant, str) and constant in wanted:
             yield constant
         elif isinstance(constant, tuple):  # names of arguments, for one
             yield from (word for word in constant if isinstance(word, str))
