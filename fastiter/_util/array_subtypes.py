@@ -115,7 +115,8 @@ def _reduce(tensor: Any, mapped: Callable[[Any], Any] | None = None) -> Any:
     if array is None and _is_nothing_but_floats(tensor):
         torch = sys.modules["torch"]
         dtype = tensor.dtype
-        array = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8).numpy()
+        integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+        array = tensor.view(integers[tensor.element_size()]).numpy()
     is_mapped = mapped is not None and array is not None and mapped(array) is not None
     # torch does not load its own pickles of uint16 to uint64.
     is_wide = array is not None and array.dtype.kind == "u" and array.itemsize > 1
@@ -153,12 +154,13 @@ def _has_overlaps(tensor: Any) -> bool:
 
 
 def _is_nothing_but_floats(tensor: Any) -> bool:
-    """Whether NumPy lacks only the dtype, as with bfloat16."""
+    """Whether NumPy lacks only the dtype, as with bfloat16 and complex32."""
+    torch = sys.modules["torch"]
     return bool(
-        tensor.dtype.is_floating_point
+        (tensor.dtype.is_floating_point or tensor.dtype is torch.complex32)
         and tensor.device.type == "cpu"
-        and tensor.layout is sys.modules["torch"].strided
-        and not (tensor.requires_grad or tensor.is_neg() or tensor.__dict__)
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.__dict__)
     )
 
 

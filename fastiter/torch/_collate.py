@@ -3,13 +3,14 @@ columns of a dataset."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 from torch.utils.data._utils import collate as torch_collate
 
 from fastiter._collate.numpy_fallback import Indices
@@ -40,8 +41,7 @@ from fastiter.datasets.arrow_dataset import ArrowDataset, arrow_source
 from fastiter.iterators._batch_maker import ConcatOptions, concat_of
 
 _COLUMNS = {ARRAY, INT, FLOAT, BOOL, SCALAR}
-# Entries of torch's table whose work columns do, unless the program has put others there.
-_TABLE = (torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes)
+_TABLE = {**torch_collate.default_collate_fn_map}  #: as torch, or a program before, has made it
 #: Types of examples that columns hold, their containers among them.
 _COLUMN_TYPES = (torch.Tensor, np.ndarray, np.generic, float, int, str, bytes, dict, list, tuple)
 
@@ -180,7 +180,7 @@ def converter_for(
         return ConcatConverter(*concat.for_dataset(dataset), tolerates)
     if collate_fn is list or collate_fn is tuple:
         return ExamplesCollate(collate_fn)
-    if collate_fn is not torch_collate.default_collate:
+    if not is_default(collate_fn):
         return None
     if is_arrow(dataset):
         kind = ValuesCollate if isinstance(dataset, ValueColumns) else ColumnsCollate
@@ -195,8 +195,7 @@ class SharedCollate(CallableConverter):
     def __init__(self, collate_fn: Any, tolerates: bool, is_batch: bool) -> None:
         super().__init__(self._call, tolerates)
         self._collate_fn, self._is_batch = collate_fn, is_batch
-        is_default = is_batch and collate_fn is torch_collate.default_collate
-        self._columns = DefaultCollate() if is_default else None
+        self._columns = DefaultCollate() if is_batch and is_default(collate_fn) else None
         self._fitting: tuple[Schema | None, bool] = None, False  # the last schema, and whether
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -281,19 +280,26 @@ def _holds_tensors(schema: Schema, kinds: set[int]) -> bool:
     return _are_columns(schema, kinds)
 
 
+def _is_torchs(function: Any) -> bool:
+    """Whether a function is torch's own: not one that the program has put into torch's module, nor
+    a wrapper that has taken over name and module."""
+    return getattr(function, "__globals__", None) is vars(torch_collate)
+
+
+def is_default(collate_fn: Any) -> bool:
+    """Whether a ``collate_fn`` is torch's `default_collate`."""
+    return _is_torchs(collate_fn) and collate_fn.__name__ == "default_collate"
+
+
 def has_torchs_table() -> bool:
-    """Whether the program has changed no entry of torch's table that columns implement, and added
-    no entry for types that are written into columns."""
-    for kinds, function in torch_collate.default_collate_fn_map.items():
-        if kinds in _TABLE:
-            if function.__module__ not in (torch_collate.__name__, __name__):
-                return False
-        elif any(
-            issubclass(kind, _COLUMN_TYPES) or any(issubclass(one, kind) for one in _COLUMN_TYPES)
-            for kind in (kinds if isinstance(kinds, tuple) else (kinds,))
-        ):
-            return False
-    return True
+    """Whether the program has neither changed nor added an entry of torch's table for types that
+    are written into columns, nor the function that reads the table."""
+    return _is_torchs(torch_collate.collate) and not any(
+        issubclass(kind, _COLUMN_TYPES) or any(issubclass(one, kind) for one in _COLUMN_TYPES)
+        for kinds, function in torch_collate.default_collate_fn_map.items()
+        if function is not stack and (function is not _TABLE.get(kinds) or not _is_torchs(function))
+        for kind in (kinds if isinstance(kinds, tuple) else (kinds,))
+    )
 
 
 def fetched(loader: Any) -> Any:
@@ -312,7 +318,7 @@ def fetched(loader: Any) -> Any:
     if concat_of(loader.collate_fn) is not None:
         return arrow_source(dataset, False)
     if (
-        loader.collate_fn is default_collate
+        is_default(loader.collate_fn)
         and loader.worker_init_fn is None  # which may change the dataset
         and has_torchs_table()
         and _holds_values(dataset, tuple(loaded("datasets", n) for n in ("Value", "ClassLabel")))
@@ -353,17 +359,19 @@ def _are_columns(schema: Schema, kinds: set[int]) -> bool:
 
 
 def collate(
-    collate_fn: Callable[[list[Any]], Any], examples: list[Any], keys: Sequence[Any]
+    collate_fn: Callable[[list[Any]], Any], examples: list[Any], keys: Iterable[Any]
 ) -> Any:
     """Call torch's `default_collate`, and add the first example that does not fit to its
     errors."""
     try:
         return collate_fn(examples)
     except Exception as error:
-        place = _misfit(collate_fn, examples)
+        is_builtin = type(error).__module__ == "builtins"  # its argument is but a text
+        place = _misfit(collate_fn, examples) if is_builtin else None
         if place is None:
             raise
-        index = "" if keys[place] is None else f", dataset index {keys[place]!r}"
+        key = next(itertools.islice(keys, place, None), None)  # `__getitems__` may give more
+        index = "" if key is None else f", dataset index {key!r}"
         text = f"{error} (example {place} of the batch{index})"
         try:
             told = type(error)(text)
@@ -374,12 +382,13 @@ def collate(
 
 def _misfit(collate_fn: Callable[[list[Any]], Any], examples: list[Any]) -> int | None:
     """Place of the first example that cannot be collated with the first one."""
-    for place, example in enumerate(examples):
-        try:
+    n_fitting = 0
+    with contextlib.suppress(Exception):
+        for example in examples:
             collate_fn([examples[0], example])
-        except Exception:
-            return place
-    return None
+            n_fitting += 1
+        return None
+    return n_fitting
 
 
 def stack(
@@ -393,7 +402,7 @@ def stack(
     first = batch[0]
     if first.is_nested or first.layout is not torch.strided:
         return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-    if any(x.requires_grad or not x.is_cpu for x in batch):
+    if any(x.requires_grad or x.is_quantized or not x.is_cpu for x in batch):
         return torch.stack(batch, 0)
     # With the dtype of the first one, which torch's shared output has.
     size = len(batch) * first.numel() * first.element_size()
@@ -409,7 +418,7 @@ def use_own_stack() -> None:
     """Have a worker's `default_collate` join tensors by `stack`, unless the program has registered
     a function for them."""
     table = torch_collate.default_collate_fn_map
-    if table[torch.Tensor] is torch_collate.collate_tensor_fn:
+    if table.get(torch.Tensor) is torch_collate.collate_tensor_fn:
         table[torch.Tensor] = stack
 
 
@@ -417,6 +426,6 @@ def collate_in_place(take_memory: Callable[[int], memoryview] | None, examples: 
     """torch's `default_collate` in a worker, with all that the program has registered; tensors lie
     in memory that `take_memory` gives."""
     table = torch_collate.default_collate_fn_map
-    if table[torch.Tensor] in (stack, torch_collate.collate_tensor_fn):
+    if table.get(torch.Tensor) in (stack, torch_collate.collate_tensor_fn):
         table = {**table, torch.Tensor: functools.partial(stack, take_memory=take_memory)}
     return torch_collate.collate(examples, collate_fn_map=table)

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data
-from torch.utils.data import IterDataPipe, MapDataPipe, _utils, default_collate
+from torch.utils.data import IterDataPipe, MapDataPipe, _utils
 
 from fastiter._engine.caller import CallerExecutor
 from fastiter._fetch.dataset_access import ColumnGatherer, is_stateful, plain_columns
@@ -17,7 +17,7 @@ from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan
 from fastiter._util.failures import AllSkipped, Failure
 from fastiter._workers.batch_converter import ConcatConverter
-from fastiter.torch._collate import ColumnsCollate, collate, converter_for
+from fastiter.torch._collate import ColumnsCollate, collate, converter_for, is_default
 from fastiter.torch._examples import KeyPolicy, Numbered, Seeded, decided
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
@@ -140,13 +140,14 @@ class WholeBatches:
         if plan.request is None and plan.indices is not None:
             plan.indices = plan.indices[: len(examples)]
         plan.n_valid = len(examples)
+        self._keys = ()  # an error names no index
         return self._collate([*examples] if self._auto_collation else examples[0])
 
     def _collate(self, examples: Any) -> Any:
         if self._auto_collation and isinstance(self._converter, ConcatConverter):
             return self._converter(examples)
-        if self._auto_collation and self._collate_fn is default_collate:
-            return collate(default_collate, examples, self._keys)
+        if self._auto_collation and is_default(self._collate_fn):
+            return collate(self._collate_fn, examples, self._keys)
         return self._collate_fn(examples)
 
 

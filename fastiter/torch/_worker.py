@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.utils.data._utils.worker as torch_worker
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterDataPipe, _DatasetKind, default_collate
+from torch.utils.data import IterDataPipe, _DatasetKind
 from torch.utils.data.graph_settings import apply_random_seed
 
 from fastiter._order import example_context
@@ -22,7 +22,7 @@ from fastiter._ring.schema import Schema
 from fastiter._util.failures import dump, known_class, never_skipped
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
-from fastiter.torch._collate import collate, collate_in_place, schema_for, use_own_stack
+from fastiter.torch._collate import collate, collate_in_place, is_default, schema_for, use_own_stack
 from fastiter.torch._examples import Numbered, Seeded
 from fastiter.torch._state import begin_fetching, lack_of, state_of
 
@@ -135,12 +135,12 @@ class _WholeBatchMaker:
         self.error: ExceptionWrapper | None = None
         self._dataset = job.dataset
         self._shared = torch.Generator()
-        is_default = job.auto_collation and job.collate_fn is default_collate
+        has_default = job.auto_collation and is_default(job.collate_fn)
         use_own_stack()
         self._collate_fn = (
-            functools.partial(collate_in_place, end.take_memory) if is_default else job.collate_fn
+            functools.partial(collate_in_place, end.take_memory) if has_default else job.collate_fn
         )
-        self._finds_misfits = is_default
+        self._finds_misfits = has_default
         self._room = 0
         self._n_rows: int | None = None
         self._n_examples = 0  # of the last answer
@@ -212,7 +212,7 @@ class _WholeBatchMaker:
         is_stream = self._job.kind == _DatasetKind.Iterable and self._job.auto_collation
         if is_stream and len(examples) < len(self._keys):  # the last ones
             self._n_rows = len(examples)
-        if self._room and examples:
+        if self._room and isinstance(examples, (list, tuple)) and examples:
             self._schema = schema_for(self._job.batch_converter, examples, self._room)
         if self._finds_misfits:
             return collate(self._collate_fn, examples, self._keys)

@@ -50,6 +50,7 @@ EXAMPLES = {
     "0-d tensor": lambda i: torch.tensor(i),
     "empty tensor": lambda i: torch.empty(0, 4),
     "bfloat16": lambda i: torch.full((2,), i, dtype=torch.bfloat16),
+    "complex32": lambda i: torch.full((2,), complex(i, 1), dtype=torch.complex32),
     "complex": lambda i: torch.full((2,), i, dtype=torch.complex64),
     "bool tensor": lambda i: torch.tensor([i % 2 == 0]),
     "view": lambda i: torch.arange(12).reshape(3, 4).t() + i,
@@ -739,3 +740,15 @@ def test_private_attributes_of_torchs_iterator_with_workers_do_not_exist():
     for name in (*absent.split(), "_rcvd_idx", "_workers_status"):
         assert not hasattr(iterator, name), name
     assert len(list(iterator)) == 4
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantized_tensors():
+    """torch's own loader raises with workers, and joins them without."""
+    dataset = Dataset(
+        lambda i: torch.quantize_per_tensor(torch.full((2,), i * 1.0), 0.5, 0, torch.quint8)
+    )
+    for batch, plain in zip(
+        DataLoader(dataset, 4, num_workers=1), torch_data.DataLoader(dataset, 4), strict=True
+    ):
+        assert batch.dtype == torch.quint8 and torch.equal(batch, plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -783,6 +784,33 @@ def test_functions_that_a_program_registers_for_containers(
         assert found == expected == [f"4 of {kind.__name__}"] * 30
 
 
+def counted(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    return f"{len(batch)} of {type(batch[0]).__name__}"
+
+
+@pytest.mark.parametrize("name", ["default_collate", "collate"])
+def test_functions_of_torch_that_a_program_replaces(
+    monkeypatch: pytest.MonkeyPatch, name: str, workers: Any
+) -> None:
+    monkeypatch.setattr(torch_collate, name, counted)
+    for loader_class in LOADERS.values():
+        assert list(loader_class(range(80), 4, **workers)) == ["4 of int"] * 20
+
+
+def test_functions_of_torchs_table_that_are_exchanged_or_wrapped(
+    monkeypatch: pytest.MonkeyPatch, workers: Any
+) -> None:
+    table = torch_collate.default_collate_fn_map
+    monkeypatch.setitem(table, float, torch_collate.collate_int_fn)  # of another dtype
+    monkeypatch.setitem(table, int, functools.wraps(torch_collate.collate_int_fn)(counted))
+    dataset = Dataset(lambda i: (i, i / 2), 80)
+    expected, found = (
+        [facts(batch) for batch in loader_class(dataset, 4, **workers)]
+        for loader_class in LOADERS.values()
+    )
+    assert found == expected and expected[0][0] == "4 of int"
+
+
 class Gives(Dataset):
     """Gives other numbers of examples than it was asked for."""
 
@@ -797,13 +825,18 @@ class Gives(Dataset):
         lambda indices: [i for i in indices for _ in range(2)],
         lambda indices: indices[:3] if indices[0] > 6 else indices,
         tuple,
+        lambda indices: np.array([indices, indices]).T,
     ],
-    ids=["fewer", "more", "later fewer", "tuple"],
+    ids=["fewer", "more", "later fewer", "tuple", "array"],
 )
-def test_getitems_that_gives_another_number(function: Any, workers: Any) -> None:
+@pytest.mark.parametrize("collate_fn", [None, list], ids=["default", "own"])
+def test_getitems_that_gives_others(function: Any, collate_fn: Any, workers: Any) -> None:
     expected, found = (
-        [facts(batch) for batch in loader_class(Gives(function), 4, **workers)]
-        for loader_class in LOADERS.values()
+        [facts([torch.as_tensor(part) for part in batch]) for batch in loader]
+        for loader in (
+            loader_class(Gives(function), 4, collate_fn=collate_fn, **workers)
+            for loader_class in LOADERS.values()
+        )
     )
     assert found == expected
 

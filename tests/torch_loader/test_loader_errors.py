@@ -181,3 +181,47 @@ def test_the_loop_goes_on_after_errors_that_end_torchs(arguments, error, text):
     with pytest.raises(error, match=text):
         next(iterator)
     assert list(iterator) == [[8, 9, 10, 11]]
+
+
+class Gives(Dataset):
+    def __getitems__(self, indices):
+        return self.function(indices)
+
+
+@pytest.mark.parametrize("loader_class", [torch_data.DataLoader, DataLoader])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_errors_of_examples_that_getitems_gives(loader_class, num_workers):
+    """Of no examples, and of a misfit that has no key."""
+    for given, text in ((None, "not subscriptable"), ([1, 2, "text"], "text|str")):
+        with pytest.raises((TypeError, ValueError), match=text):
+            list(
+                loader_class(Gives(lambda indices, given=given: given), 2, num_workers=num_workers)
+            )
+
+
+class Ragged(torch_data.IterableDataset):
+    def __iter__(self):
+        return iter([[1], [2], [3], [4, 5]])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_errors_of_the_examples_of_a_stream_name_no_index(num_workers):
+    with pytest.raises(RuntimeError, match=r"equal size \(example 1 of the batch\)"):
+        list(DataLoader(Ragged(), 2, num_workers=num_workers))
+
+
+class CodeError(Exception):
+    def __init__(self, code):
+        super().__init__(code)
+        self.code = code
+
+
+@pytest.mark.parametrize("loader_class", [torch_data.DataLoader, DataLoader])
+def test_exceptions_of_functions_that_a_program_registers(loader_class, monkeypatch):
+    def fail(batch, *, collate_fn_map=None):
+        raise CodeError(7)
+
+    monkeypatch.setitem(torch_data._utils.collate.default_collate_fn_map, int, fail)
+    with pytest.raises(CodeError) as caught:
+        list(loader_class(range(4), 2))
+    assert caught.value.code == 7
