@@ -13,7 +13,7 @@ from fastiter._order.example_context import ExampleContext, each
 from fastiter._plan.state import SkipState
 from fastiter._util.failures import Failure, is_skippable, merged
 from fastiter.iterators._skips import SkipPolicy
-from fastiter.torch._keys import keys_of
+from fastiter.torch._keys import SoleKey, keys_of
 
 if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
@@ -84,6 +84,8 @@ class Numbered:
     def __init__(self, keys: Any, is_batch: bool, origin: tuple[Seed, int, int]) -> None:
         self.keys = keys if is_batch else [keys]
         self._is_batch = is_batch
+        #: the keys that are no container; else None
+        self._sole = keys if is_batch and type(keys) is SoleKey else None
         self._seed, self._first, self._step = origin
 
     def key_of(self, row: int) -> tuple[int, int]:
@@ -102,6 +104,8 @@ class Numbered:
     def _fetched(self, fetcher: Any) -> Any:
         if not self._is_batch:
             return next(map(fetcher.fetch, each(self.keys)))
+        if self._sole is not None:
+            return fetcher.fetch(self._sole[0])
         if is_fetched_one_by_one(fetcher.dataset):
             return list(map(fetcher.dataset.__getitem__, each(self.keys)))
         has_many = getattr(fetcher.dataset, "__getitems__", None)
@@ -115,8 +119,9 @@ class Numbered:
         """
         is_of_many = callable(getattr(dataset, "__getitems__", None))
         if is_of_many and not is_fetched_one_by_one(dataset):
+            keys = [*self.keys] if self._sole is None else self._sole[0]
             try:
-                return self._run(dataset.__getitems__, [*self.keys]), []
+                return self._run(dataset.__getitems__, keys), []
             except Exception as error:
                 if len(self.keys) == 1 or not is_skippable(error):
                     return [], [(0, error)]

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from fastiter._order.plan import Plan
 
 
+class SoleKey(list[Any]):
+    """The keys of a batch whose item of the batch sampler is no container, such as a slice, which
+    the dataset's ``__getitems__`` gets as it is."""
+
+
 class OrderKeys:
     """The keys of a sampler of torch's own over all examples, in order or shuffled, without a
     Python object for each: int64 arrays. A call that an interrupt cuts short can be repeated.
@@ -176,7 +181,12 @@ class IteratedKeys:
     def list_first(self) -> list[Any]:
         """The keys that are held, the first of them, such as a generator, as a list from now on."""
         keys = self._held[1]
-        keys[0] = list(keys[0])
+        try:
+            items = iter(keys[0])
+        except TypeError:
+            keys[0] = SoleKey(keys[:1])
+        else:
+            keys[0] = list(items)
         return keys
 
 

@@ -399,18 +399,19 @@ persistent_workers, pin_memory_device, in_order
 
     def __iter__(self) -> Any:
         iterator: Any = self._iterator
-        if self.persistent_workers and iterator is not None:
+        keeps = self.persistent_workers and self.num_workers > 0  # which a program may change
+        if keeps and iterator is not None:
             iterator._reset(self)
         else:
             iterator = self._get_iterator()
         own = self._own_iterator()
         if own is not None and own._finished:  # by the loaded state
-            if self.persistent_workers:
+            if keeps:
                 iterator._reset(self)
             else:
                 iterator = self._get_iterator()
-        # As torch's: a loop that is left early leaves nothing behind.
-        self._iterator = iterator if self.persistent_workers else None
+        if keeps:  # else, as of torch's, a loop that is left early leaves nothing behind
+            self._iterator = iterator
         return iterator
 
     def state_dict(self) -> dict[str, Any]:

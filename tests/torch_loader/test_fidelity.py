@@ -49,6 +49,9 @@ def workers(request: pytest.FixtureRequest) -> dict[str, Any]:
     return WORKERS[request.param]
 
 
+here = os.getpid()
+
+
 class Dataset(torch_data.Dataset):
     def __init__(self, function: Callable[[int], Any], n: int = 12) -> None:
         self.function, self.n = function, n
@@ -839,6 +842,32 @@ def test_getitems_that_gives_others(function: Any, collate_fn: Any, workers: Any
         )
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("item", [slice(2, 5), 3, None], ids=str)
+def test_items_of_a_batch_sampler_that_are_no_containers(
+    loader_class: Any, workers: Any, item: Any
+) -> None:
+    """`__getitems__` gets them as they are; without it, each batch is an error."""
+    numbers = np.arange(12)
+    loader = loader_class(
+        Gives(lambda key: numbers[key]), batch_sampler=[item, [4, 6]], collate_fn=np.copy, **workers
+    )
+    assert [batch.tolist() for batch in loader] == [numbers[item].tolist(), [4, 6]]
+    iterator = iter(loader_class(range(12), batch_sampler=[item, [4, 6]], **workers))
+    with pytest.raises(TypeError, match="not iterable"):
+        next(iterator)
+    assert [batch.tolist() for batch in iterator] == [[4, 6]]
+
+
+def test_a_number_of_workers_that_is_changed(loader_class: Any, workers: Any) -> None:
+    loader = loader_class(Dataset(lambda i: os.getpid() == here), 4, **workers)
+    seen = []
+    for number in (loader.num_workers, 0, loader.num_workers):
+        loader.num_workers = number
+        seen.append([bool(batch.all()) for batch in loader])
+    own = [loader.num_workers == 0] * 3
+    assert seen == [own, [True] * 3, own]
 
 
 @pytest.mark.parametrize("patch", [True, False])
