@@ -106,9 +106,7 @@ def _is_importable(kind: type) -> bool:
 def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
     """The schema that fits all of `examples`."""
     container, keys, columns = _parts_of(examples)
-    if len(columns) > MOST_FIELDS or (
-        container == DICT and any(tuple(example) != keys for example in examples)
-    ):
+    if len(columns) > MOST_FIELDS:
         container, keys, columns = BARE, None, [examples]
     specs, subtypes = _specs_of(columns)
     return Schema(container, keys, specs, rows, subtypes)
@@ -154,7 +152,7 @@ def _parts_of(values: Sequence[Any]) -> tuple[int, Any, list[Sequence[Any]]]:
     if container == DICT:
         names = keys = tuple(first)
         if any(type(key) not in (str, int) for key in keys) or any(
-            key not in value for key in keys for value in values
+            tuple(value) != keys for value in values
         ):
             return BARE, None, [values]
     return container, keys, [[value[name] for value in values] for name in names]

@@ -499,9 +499,11 @@ cdef int hold_leaves(tuple node, object example, PyObject **values, Py_ssize_t *
     cdef int container = <int>node[0]
     cdef tuple children = <tuple>node[2]
     cdef Py_ssize_t number, length = PyTuple_GET_SIZE(children)
+    keys = None
     if container == DICT:
         if not PyDict_CheckExact(example) or PyDict_Size(example) != length:
             return 0
+        keys = iter(<dict>example)
     elif container == LIST:
         if not PyList_CheckExact(example) or len(<list>example) != length:
             return 0
@@ -512,7 +514,10 @@ cdef int hold_leaves(tuple node, object example, PyObject **values, Py_ssize_t *
         return 0
     for number in range(length):
         if container == DICT:
-            value = (<dict>example).get((<tuple>node[1])[number], MISSING)
+            key = (<tuple>node[1])[number]
+            if next(keys, MISSING) != key:  # a batch has the order of its first example
+                return 0
+            value = (<dict>example).get(key, MISSING)
         elif container == LIST:
             value = (<list>example)[number] if number < len(<list>example) else MISSING
         else:

@@ -45,7 +45,7 @@ CEILINGS = {
     "_fetch": 4_820,
     "_order": 2_085,
     "_plan": 1_870,
-    "_ring": 4_315,
+    "_ring": 4_317,
     "_stats": 1_505,
     "_threads": 1_440,
     "_util": 1_135,

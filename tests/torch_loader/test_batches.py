@@ -752,3 +752,19 @@ def test_quantized_tensors():
         DataLoader(dataset, 4, num_workers=1), torch_data.DataLoader(dataset, 4), strict=True
     ):
         assert batch.dtype == torch.quint8 and torch.equal(batch, plain)
+
+
+def inner_of(i, n):
+    items = [("a", i), ("b", -i)]
+    return {"inner": dict(items if i < n else items[::-1])}
+
+
+@pytest.mark.parametrize("of_another", [lambda i: inner_of(i, 20), lambda i: inner_of(i % 3, 1)])
+def test_dicts_whose_keys_come_in_another_order(of_another):
+    """A batch has the order of its first example."""
+    dataset = Dataset(lambda i: (of_another(i)["inner"], of_another(i)), 40)
+    for batch, plain in zip(
+        DataLoader(dataset, 4, num_workers=1), torch_data.DataLoader(dataset, 4), strict=True
+    ):
+        assert list(batch[0]) == list(batch[1]["inner"]) == list(plain[0])
+        assert batch[0]["a"].tolist() == plain[0]["a"].tolist()
