@@ -81,7 +81,7 @@ class OrderKeys:
         if generator is None:
             generator = torch.Generator()
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        order: npt.NDArray[np.int64] = torch.randperm(n, generator=generator).numpy()
+        order: npt.NDArray[np.int64] = torch.randperm(n, generator=generator).cpu().numpy()
         return order
 
     def _rewind(self, step: str, generator: torch.Generator) -> None:
