@@ -134,12 +134,14 @@ class IteratedKeys:
                     "generator: the rest of this epoch's keys is lost. state_dict() is right: load "
                     "it, or begin another epoch"
                 )
-            iterator = self.open()
+            iterator, n_held = self.open(), len(self._held[1])
             try:
                 self._held[1].extend(map(next, itertools.repeat(iterator, n)))
             except BaseException as error:
                 is_over = getattr(iterator, "gi_frame", iterator) is None
                 self._is_cut_off = is_over and not isinstance(error, Exception)
+                if is_over and not self._is_cut_off:
+                    del self._held[1][n_held:]  # torch makes no batch of them
                 raise
             self.has_ended = self.n_drawn < stop
 

@@ -35,6 +35,29 @@ def odd(index):
     raise Odd(1, 2)
 
 
+def keys_until_an_error():
+    yield from range(5)
+    raise ValueError("no key 5")
+
+
+class Keys:
+    def __iter__(self):
+        return keys_until_an_error()
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_an_error_of_the_sampler_ends_the_epoch_with_whole_batches(batch_size):
+    found = []
+    for loader_class in (torch_data.DataLoader, DataLoader):
+        iterator = iter(loader_class(Dataset(abs), batch_size=batch_size, sampler=Keys()))
+        given = []
+        with pytest.raises(ValueError, match="no key 5"):
+            given.extend(iterator)
+        given.extend(iterator)
+        found.append([batch.tolist() if batch_size else batch for batch in given])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("function", [lacking, odd])
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_errors_of_the_dataset(function, batch_size):
