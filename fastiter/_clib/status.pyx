@@ -160,8 +160,9 @@ def free_lock_at_fork(take_lock):
     lock_user, forking_thread, is_armed = take_lock, pthread_self(), True
 
 
+@cython.linetrace(False)
 cdef void before_fork() noexcept:
-    # A thread of a native library may fork, too; it has no GIL.
+    # A thread of a native library may fork, too; it has no GIL, which tracing of lines would need.
     if not is_armed or not pthread_equal(forking_thread, pthread_self()):
         return
     cdef int64_t began = fi_now_ns(), since = began
@@ -175,11 +176,13 @@ cdef void before_fork() noexcept:
         pass  # as if there were no such lock
 
 
+@cython.linetrace(False)
 cdef void after_fork() noexcept:
     global is_armed
     is_armed = False
 
 
+@cython.linetrace(False)
 cdef void after_fork_in_child() noexcept:
     after_fork()
     restore_handlers()
