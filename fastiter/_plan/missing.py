@@ -186,11 +186,11 @@ def record_of_all(records: Sequence[Mapping[str, Any]], rank: int) -> Mapping[st
     """One record that tells what all ranks have delivered, of theirs; for this one of them."""
     own = records[min(rank, len(records) - 1)]
     told = [_delivered(record) if record.get("missing") else (0, False) for record in records]
-    if not any(bits for bits, _ in told):
+    steps: list[Any] = [record.get("step") for record in records]
+    if not any(bits for bits, _ in told) and steps.count(steps[0]) == len(steps):
         return own
     # The window is that of the record's own position, the anchor is where that rank went on from.
     cuts = [{**loaded_cut(record), "window": None, "anchor": None} for record in records]
-    steps: list[Any] = [record.get("step") for record in records]
     n = cuts[0].get("num_ranks", 1)
     tell_of_all = n == 1 or any(is_of_all for _, is_of_all in told)
     facts = [(cut, record.get("seed")) for cut, record in zip(cuts, records, strict=True)]

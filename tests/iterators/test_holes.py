@@ -121,6 +121,14 @@ def test_ranks_that_went_on_from_different_steps_of_a_later_epoch() -> None:
     assert next(iterator) == next(second)
 
 
+def test_ranks_of_which_one_has_delivered_more() -> None:
+    """The others' batches of its last steps are those that are missing."""
+    states, batches = with_holes(ranks_of("map", 2), [{0, 1}, {0, 1, 2}])
+    iterator = make("map", SerialIterator, batch_size=SIZE)
+    iterator.load_state_dict(states)
+    assert [next(iterator) for _ in range(3)] == [batches[2, 0], batches[3, 0], batches[3, 1]]
+
+
 def test_what_a_state_with_holes_needs() -> None:
     states, batches = with_holes(ranks_of("map", 2), [{1, 2}, {0, 2}])
     other, cut = make("map", SerialIterator, batch_size=5), states[0]["cut"]

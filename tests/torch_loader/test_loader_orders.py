@@ -548,9 +548,16 @@ def test_trainers_know_that_an_order_is_dealt():
 def test_refused_orders():
     with pytest.raises(ValueError, match="needs the batch_size"):
         Order(ShuffleOrderSampler(0), N, rank=0, num_replicas=2)
+    with pytest.raises(ValueError, match="drop_last=True an Order needs the batch_size"):
+        Order(ShuffleOrderSampler(0), 1000, drop_last=True)
     order = Order(ShuffleOrderSampler(0), N, batch_size=4, rank=0, num_replicas=2)
     with pytest.raises(ValueError, match="batch_size=4"):
         DataLoader(data(), 5, sampler=order)
+    with pytest.raises(ValueError, match="batch_size=4"):
+        DataLoader(data(), batch_sampler=torch_data.BatchSampler(order, 2, False))
+    with pytest.raises(ValueError, match="batch_size=4 and drop_last=True"):
+        dropping = Order(ShuffleOrderSampler(0), N, batch_size=4, drop_last=True)
+        DataLoader(data(), 2, sampler=dropping)
     with pytest.raises(TypeError, match="gave no cuts"):
         Batches(ShuffleOrderSampler(0), N)
 

@@ -255,6 +255,31 @@ def test_missing_batches_of_all_ranks():
     assert loader.state_dict() == before
 
 
+def test_states_of_ranks_that_differ():
+    """Batches that one rank alone has had are left out; nothing else may differ."""
+
+    def saved(rank, n_batches, epoch=0):
+        ranks = {"rank": rank, "num_replicas": 2}
+        loader = DataLoader(range(N), 4, sampler=ShuffleOrderSampler(3), **ranks)
+        loader.set_epoch(epoch)
+        iterator = iter(loader)
+        first = flat(values(next(iterator)) for _ in range(n_batches))
+        return by_json(loader.state_dict()), first
+
+    for counts in ((1, 2), (2, 1), (0, 2)):
+        states, first = zip(*itertools.starmap(saved, enumerate(counts)), strict=True)
+        for size, n_ranks in ((4, 2), (3, 1)):
+            rest_of([*states], flat(first), size, n_ranks)
+    loader = loader_of("shuffle", 4)
+    for refused, text in (
+        ([], "empty list"),
+        ([saved(0, 2)[0], saved(1, 2, 1)[0]], "of epochs"),
+        ([saved(0, 2)[0], saved(1, 1)[0], saved(1, 2)[0]], "all 2 ranks"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            loader.load_state_dict(refused)
+
+
 def test_missing_batches_need_a_batch_size():
     """Those of one row do not, with torch's samplers too."""
     for size, sampler in itertools.product((1, 3), (ShuffleOrderSampler(3), None)):

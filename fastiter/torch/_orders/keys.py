@@ -62,11 +62,16 @@ def adopted(
                     "ShuffleOrderSampler(seed): with torch's use DistributedSampler; an Order or "
                     "Batches has its own"
                 )
-    if isinstance(sampler, Order) and sampler.num_replicas > 1 and sampler.batch_size != size:
+    order = sampler
+    if type(batch_sampler) is BatchSampler:
+        order, size = batch_sampler.sampler, batch_sampler.batch_size
+    # with other batches the rows that it gives to this rank, or leaves out, would be others
+    is_cut = isinstance(order, Order) and (order.num_replicas > 1 or order.drop_last)
+    if is_cut and order.batch_size != size:
         raise ValueError(
-            f"the Order was made for batch_size={sampler.batch_size} on each of "
-            f"{sampler.num_replicas} ranks, but the loader has batch_size={batch_size}: give both "
-            "the same"
+            f"the Order was made for batch_size={order.batch_size} and drop_last={order.drop_last} "
+            f"on each of {order.num_replicas} rank(s), but the loader has batch_size={size}: give "
+            "both the same"
         )
     return sampler, batch_sampler
 
@@ -91,11 +96,19 @@ def _is_bare(sampler: Any) -> bool:
 def joined(owner: EpochOwner, states: Any, strict: bool) -> Any:
     """This rank's state of those of all ranks' loaders, with the batches that all have had."""
     states = copy.deepcopy([*states])
-    own = states[min(owner.rank, len(states) - 1)] if states else {}
+    if not states:
+        raise ValueError("state_dict is an empty list: pass the states of all ranks")
+    own = states[min(owner.rank, len(states) - 1)]
     if len(states) > 1 and isinstance(own, dict) and "_unbegun_states" not in own:
         mains = [Resume.of(state).main for state in states]
-        loaded = [LoadedRecord(main.get("_order"), strict).record for main in mains]
-        record = record_of_all(loaded, owner.rank)
+        loaded = [LoadedRecord(main.get("_order"), strict) for main in mains]
+        numbers = [one.number for one in loaded]
+        if numbers.count(numbers[0]) < len(numbers):
+            raise ValueError(
+                f"a list must have the states of all ranks, saved at the same time, but these are "
+                f"of epochs {numbers}"
+            )
+        record = record_of_all([one.record for one in loaded], owner.rank)
         if record.get("missing"):
             main = own["_snapshot"]["_main_snapshot"] if "_snapshot" in own else own
             n_back = main["_order"]["step"] - record["step"]

@@ -62,10 +62,11 @@ class EpochOwner(Sampler[Any]):
         drop_last: bool,
     ) -> None:
         self.rank, self.num_replicas = ranks_of(rank, num_replicas)
-        if batch_size is None and self.num_replicas > 1 and not self._cuts:
+        if batch_size is None and (self.num_replicas > 1 or drop_last) and not self._cuts:
             raise ValueError(
-                f"with num_replicas={self.num_replicas} an Order needs the batch_size of its "
-                "loader, since ranks share each global batch: pass batch_size="
+                f"with num_replicas={self.num_replicas} and {drop_last=} an Order needs the "
+                "batch_size of its loader, since ranks share each global batch, and the last one "
+                "may be left out: pass batch_size="
             )
         self.batch_size = batch_size
         if batch_size is not None:
@@ -275,8 +276,8 @@ class Order(EpochOwner):
         An order sampler with a seed.
     dataset_or_length : dataset, or int
     batch_size : int, optional
-        Examples in a batch of the loader. Needed with several ranks, which get contiguous parts of
-        each global batch.
+        Examples in a batch of the loader. Needed with ``drop_last``, and with several ranks, which
+        get contiguous parts of each global batch.
     rank, num_replicas : int, or 'auto', optional
         Number of this process, and of all. 'auto': as in torch.distributed, where it is initialised
         now; else as in the launcher's environment; else 0 of 1, as by default.
@@ -294,7 +295,8 @@ class Order(EpochOwner):
     Raises
     ------
     ValueError
-        If the sampler has no seed, if several ranks have no ``batch_size``, or an epoch no batch.
+        If the sampler has no seed, if ``drop_last`` or several ranks have no ``batch_size``, or an
+        epoch no batch.
     """
 
     def __init__(
