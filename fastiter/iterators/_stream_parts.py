@@ -247,7 +247,10 @@ class PartStore:
         if self.queue is None:
             part, read = self._part(number, self._turns[number].stop), self._reader.read
             seeded = self.stream.seeds is not None
-            self._add(part, keep_generators(read, part) if seeded else read(part))
+            found = keep_generators(read, part) if seeded else read(part)
+            if not isinstance(found.failure, Exception | None):
+                raise found.failure  # a signal handler's, as a rule: the part is read again
+            self._add(part, found)
             return
         self._needed = number
         self._add(*self.queue.take())

@@ -199,6 +199,30 @@ def test_rows_that_fill_up_a_batch_are_told():
     assert counted == [5, 5, 5, 2]
 
 
+class Stopped(BaseException):
+    """As a signal handler raises it, in the dataset."""
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("lengths", [None, [5, 5]])
+def test_without_workers_the_exception_of_a_handler_loses_nothing(lengths, on_error):
+    for number in range(5):
+        coming = [Stopped()]
+
+        def opened(shard, number=number, coming=coming):
+            for i in range(5):
+                if shard == 0 and i == number and coming:
+                    raise coming.pop()
+                yield 5 * shard + i
+
+        shards = StreamDataset(range(2), opened, lengths=lengths)
+        iterator, found = iter(DataLoader(shards, 3, on_error=on_error)), []
+        with pytest.raises(Stopped):
+            while True:
+                found += next(iterator).tolist()
+        assert found + torch.cat([*iterator]).tolist() == list(range(10))
+
+
 def test_without_batches_and_with_a_collate_fn_of_ones_own():
     (expected,) = epochs(1, 1)
     assert [[number] for _, number in DataLoader(stream(), None, num_workers=1)] == expected
