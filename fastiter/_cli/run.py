@@ -37,17 +37,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", metavar="FILE", help="write the figures as JSON; {rank} stands for the rank"
     )
-    rest = argparse.REMAINDER
-    parser.add_argument("-m", dest="module", metavar="MODULE", nargs=rest, help="run a module")
+    # no value of this option: of -mMODULE argparse would read the program's own options
+    parser.add_argument("-m", dest="is_module", action="store_true", help="run a module")
     program = "the program, or a folder or zip file with its __main__.py; and its arguments"
-    parser.add_argument("script", metavar="SCRIPT", nargs=rest, help=program)
+    parser.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help=program)
     parser.set_defaults(is_program=True)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the program. What it raises comes out, with the program's own traceback."""
-    is_module = options.module is not None
-    command = options.module if is_module else options.script
+    is_module, command = options.is_module, options.script
     if not command:
         print("python -m fastiter run: expected a SCRIPT or -m MODULE", file=sys.stderr)
         return 2

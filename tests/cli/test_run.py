@@ -329,9 +329,10 @@ def test_compared_classes_take_turns(program, tmp_path, persistent):
 def test_wrong_commands(tmp_path):
     """The exit status is Python's: 2 for a wrong command line and a script that is not there."""
     modules = [("-m", name) for name in ("no_such_module", "no.such", "json.such", ".x", "..x.y")]
-    for command in ((), ("no.py",), ("--no", "x.py"), *modules, ("-m",), (".",)):
+    wrong = [(), ("no.py",), ("--no", "x.py"), ("-m",), ("-mjson.tool", "--help")]
+    for command in (*wrong, *modules, (".",)):
         found = finished(tmp_path, *RUN, *command)
-        status = 1 if command in (*modules, (".",)) else 2
+        status = 2 if command in wrong else 1
         assert (found.returncode, found.stdout) == (status, "")
         assert found.stderr
         assert "Traceback" not in found.stderr
