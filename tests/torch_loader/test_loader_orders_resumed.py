@@ -273,7 +273,7 @@ def test_states_of_ranks_that_differ():
     loader = loader_of("shuffle", 4)
     for refused, text in (
         ([], "empty list"),
-        ([saved(0, 2)[0], saved(1, 2, 1)[0]], "of epochs"),
+        ([saved(0, 2)[0], saved(1, 2, 1)[0]], "of one epoch, not of {0, 1}"),
         ([saved(0, 2)[0], saved(1, 1)[0], saved(1, 2)[0]], "all 2 ranks"),
     ):
         with pytest.raises(ValueError, match=text):

@@ -102,12 +102,8 @@ def joined(owner: EpochOwner, states: Any, strict: bool) -> Any:
     if len(states) > 1 and isinstance(own, dict) and "_unbegun_states" not in own:
         mains = [Resume.of(state).main for state in states]
         loaded = [LoadedRecord(main.get("_order"), strict) for main in mains]
-        numbers = [one.number for one in loaded]
-        if numbers.count(numbers[0]) < len(numbers):
-            raise ValueError(
-                f"a list must have the states of all ranks, saved at the same time, but these are "
-                f"of epochs {numbers}"
-            )
+        if len(epochs := {one.number for one in loaded}) > 1:
+            raise ValueError(f"the states of all ranks must be of one epoch, not of {epochs}")
         record = record_of_all([one.record for one in loaded], owner.rank)
         if record.get("missing"):
             main = own["_snapshot"]["_main_snapshot"] if "_snapshot" in own else own
