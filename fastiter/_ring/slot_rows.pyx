@@ -19,7 +19,7 @@ from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, is_contiguous, new
 from fastiter._ring.arena cimport WorkerRing, as_packed
 from fastiter._ring.lease cimport Lease
 from fastiter._ring.schema cimport (
-    ARRAY, MEMMAP, MOST_NDIM, RAGGED, TENSOR, Field, SlotWriter, entry_of, has_shape)
+    ARRAY, MEMMAP, MOST_NDIM, OBJECT, RAGGED, TENSOR, Field, SlotWriter, entry_of, has_shape)
 
 from fastiter._ring import row_reader
 from fastiter._ring.serialization import packed_bytes, unpack
@@ -190,7 +190,7 @@ cdef class SlotRows(SlotWriter):
     @cython.final
     cdef tuple give(self, uint32_t row):
         """The arrays of the row's columns, for the dataset to write into; None if there are none, or
-        there is a column whose rows differ in shape."""
+        if an array of an example may be without: rows of a column differ in shape, or are objects."""
         cdef Py_ssize_t i
         cdef Field *f
         self.load_schema()
@@ -201,7 +201,7 @@ cdef class SlotRows(SlotWriter):
         shown = []
         for i in range(self.schema.count):
             f = &self.schema.fields[i]
-            if f.kind == RAGGED or f.subtype == MEMMAP:
+            if f.kind in (RAGGED, OBJECT) or f.subtype == MEMMAP:
                 return None
             if f.kind == ARRAY:
                 Py_INCREF(<object>f.descr)  # the constructor takes it over

@@ -76,6 +76,10 @@ def misfits(dataset, i, a, b):
     return (a, i, b) if i % 20 else (a[:3], i, b)
 
 
+def of_two_dtypes(dataset, i, a, b):
+    return (a, i, b) if i % 20 else (a.astype(np.int32), i, b)
+
+
 def kept(dataset, i, a, b):
     dataset.kept.append(b[1:])
     return a, i, b
@@ -109,7 +113,7 @@ def epochs_of(dataset, epochs=4, **arguments):
     return examples
 
 
-ANSWERS = [None, swapped, others, one_replaced_by_a_view, turned, of_one, misfits]
+ANSWERS = [None, swapped, others, one_replaced_by_a_view, turned, of_one, misfits, of_two_dtypes]
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
