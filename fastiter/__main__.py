@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"fastiter {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (module, summary) in _COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        command = commands.add_parser(
+            name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False
+        )
         if name in arguments[:1]:
             tool = importlib.import_module(module)
             tool.add_options(command)

@@ -330,6 +330,7 @@ def test_wrong_commands(tmp_path):
     """The exit status is Python's: 2 for a wrong command line and a script that is not there."""
     modules = [("-m", name) for name in ("no_such_module", "no.such", "json.such", ".x", "..x.y")]
     wrong = [(), ("no.py",), ("--no", "x.py"), ("-m",), ("-mjson.tool", "--help")]
+    wrong.append(("--compar", "-m", "this"))  # an abbreviation may be another option some day
     for command in (*wrong, *modules, (".",)):
         found = finished(tmp_path, *RUN, *command)
         status = 2 if command in wrong else 1
