@@ -34,6 +34,7 @@ import numpy as np
 from fastiter._clib import status
 from fastiter._ring.file_mappings import FileMappings, address_of
 from fastiter._util import array_subtypes
+from fastiter._util.concurrency import made_once
 from fastiter._util.loaded import loaded
 from fastiter.errors import OverwrittenError
 
@@ -324,7 +325,7 @@ class Packed:
             return -1
         return self._offsets.get((array.__array_interface__["data"][0], array.nbytes), -1)
 
-    @functools.cached_property  # not a search of all buffers for each array
+    @made_once  # not a search of all buffers for each array
     def _offsets(self) -> dict[tuple[int, int], int]:
         return {(address_of(buffer), buffer.nbytes): offset for offset, buffer in self.buffers}
 

@@ -9,9 +9,25 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    made_once = functools.cached_property
+else:
+
+    class made_once:
+        """`functools.cached_property` without the lock that it has before Python 3.12, one for all
+        objects: a child that is forked while another thread has it would wait for ever."""
+
+        def __init__(self, func):
+            self.func, self.__doc__ = func, func.__doc__
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            return instance.__dict__.setdefault(self.func.__name__, self.func(instance))
 
 
 class WeakObjects(Generic[T]):

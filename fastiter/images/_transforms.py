@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastiter._util.arguments import checked_choice, checked_int
+from fastiter._util.concurrency import made_once
 
 RandomSource: TypeAlias = Callable[[], np.random.Generator]
 _MOST = 65_535  # pixels of a side, as of a JPEG
@@ -62,7 +62,7 @@ class ImageTransform:
                 shown.append(f"{field.name}={value!r}" if field.kw_only else repr(value))
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    @functools.cached_property
+    @made_once
     def table(self) -> npt.NDArray[np.float32] | None:
         """float32 (3, 256): what a byte of each channel becomes; None if it stays a byte."""
         if self.dtype == "uint8":

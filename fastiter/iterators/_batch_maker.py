@@ -15,6 +15,7 @@ from fastiter._device import devices
 from fastiter._fetch.dataset_access import ColumnGatherer, PlainColumns, column_getter, columns_of
 from fastiter._fetch.reader import DatasetReader, reader_of
 from fastiter._fetch.seeded import SeededCall, SeededExamples
+from fastiter._util.concurrency import made_once
 from fastiter._util.failures import Failure, FailurePolicy, is_skippable, merged
 from fastiter.dataset.convert import concat_examples
 
@@ -155,7 +156,7 @@ class BatchMaker:
             reader = self._reader = reader_of(self.dataset)
         return reader
 
-    @functools.cached_property
+    @made_once
     def _column_getter(self) -> Callable[[list[int]], tuple[Any, ...]] | None:
         return column_getter(self.dataset)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import threading
 import weakref
@@ -21,7 +20,7 @@ from fastiter._stats.iterator_stats import IteratorStats
 from fastiter._stats.stats import LoaderStats
 from fastiter._stats.timer import Timer
 from fastiter._stats.trace import Call, Trace, WorkerTraces
-from fastiter._util.concurrency import renew_in_child
+from fastiter._util.concurrency import made_once, renew_in_child
 from fastiter._util.cpus import usable_cpus
 from fastiter.datasets.stream_dataset import shard_counts
 from fastiter.iterators._addresses import Address
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
     from fastiter.torch._orders.samplers import EpochOwner
     from fastiter.torch._state import LastIteration
 
-    shown = functools.cached_property
+    shown = made_once
 else:
 
-    class shown(functools.cached_property):
+    class shown(made_once):
         """A property without a cache that an attribute of its name hides: a subclass written for
         torch's loader, which has no such names, sets its own."""
 
@@ -195,7 +194,7 @@ class LoaderReports:
     _index_sampler: Any
     _last_iteration: LastIteration
 
-    @functools.cached_property
+    @made_once
     def _iterations(self) -> Iterations:
         return Iterations(self)
 

@@ -9,6 +9,7 @@ import random
 import re
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -17,6 +18,7 @@ from outside import run_script, wait_until
 
 import fastiter
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator
+from fastiter._ring import serialization
 from fastiter._ring.serialization import unpack
 from fastiter.datasets import SubDataset
 
@@ -674,3 +676,28 @@ def test_a_subclass_with_its_own_examples_is_asked():
     with MultiprocessIterator(cached, 6, n_processes=2, shuffle=True, context="fork") as iterator:
         for _ in range(30):
             assert all((array == -label).all() for array, label in next(iterator))
+
+
+def test_a_fork_while_a_thread_stores(monkeypatch):
+    cached, address_of = fastiter.cache(Rows()), serialization.address_of
+    is_storing, forked = threading.Event(), threading.Event()
+
+    def in_a_thread_slow(buffer):
+        if threading.current_thread() is thread:
+            is_storing.set()
+            forked.wait()
+        return address_of(buffer)
+
+    monkeypatch.setattr(serialization, "address_of", in_a_thread_slow)
+    thread = threading.Thread(target=cached.__getitem__, args=(0,))
+    child = multiprocessing.get_context("fork").Process(target=cached.__getitem__, args=(1,))
+    thread.start()
+    assert is_storing.wait(20)
+    child.start()
+    child.join(20)
+    child.kill()
+    forked.set()
+    thread.join()
+    child.join()
+    assert child.exitcode == 0
+    assert cached.stats().rows == 2
