@@ -48,7 +48,7 @@ CEILINGS = {
     "_ring": 4_320,
     "_stats": 1_505,
     "_threads": 1_440,
-    "_util": 1_140,
+    "_util": 1_155,
     "_workers": 4_700,
     "csrc": 10_051,
     "dataset": 1_560,
