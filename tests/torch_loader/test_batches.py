@@ -737,7 +737,8 @@ def test_private_attributes_of_torchs_iterator_with_workers_do_not_exist():
     iterator = iter(DataLoader(list(range(8)), 2, num_workers=1))
     assert isinstance(iterator, torch_data.dataloader._BaseDataLoaderIter)
     absent = "_workers _index_queues _worker_result_queue _task_info _data_queue _send_idx"
-    for name in (*absent.split(), "_rcvd_idx", "_workers_status"):
+    absent += " _rcvd_idx _workers_status _dataset_fetcher _prefetch_factor _in_order _shutdown"
+    for name in (*absent.split(), "_worker_init_fn"):
         assert not hasattr(iterator, name), name
     assert len(list(iterator)) == 4
 
