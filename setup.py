@@ -153,12 +153,11 @@ csrc = {
 # What Cython generates is calls, of which -O3 makes a tenth more code that is no faster; the loops
 # over data are the C floor's.
 module_args = ["-O2" if argument == "-O3" else argument for argument in compile_args]
-# Modules that call the system, are made once, or call loops of the C floor are compiled for size:
-# of a wheel this spares 115 KB, and a batch takes no more instructions. Of all that no example
-# comes through it were 110 KB more, but loops then got an eighth fewer batches.
+# Modules that call the system, or wait for a network, are compiled for size. Of a wheel this spares
+# 33 KB; of all that no example comes through, 110 KB, but loops then got an eighth fewer batches,
+# though they took no more instructions.
 small_args = ["-Os" if argument == "-O3" else argument for argument in compile_args]
-small = {"_clib", "ray", "_resize", "arena", "arrow_column", "cache_table", "epoch_plans", "plan"}
-small |= {"sampling", "schema", "shm_image", "token_column", "turn_plans"}  # packages and modules
+small = {"_clib", "ray", "cache_table", "shm_image"}  # packages and modules
 system_libraries = ["pthread", "rt"] if sys.platform == "linux" else []
 processors = os.cpu_count() or 1
 
