@@ -494,16 +494,26 @@ cdef class SlotWriter(ColumnWriter):
         return 1
 
 
+cdef bint has_keys(dict example, tuple keys) except -1:
+    """Whether a dict has these keys in this order, which a batch has of its first example."""
+    cdef Py_ssize_t number = 0
+    if PyDict_Size(example) != PyTuple_GET_SIZE(keys):
+        return False
+    for key in example:
+        if key is not keys[number] and key != keys[number]:
+            return False
+        number += 1
+    return True
+
+
 cdef int hold_leaves(tuple node, object example, PyObject **values, Py_ssize_t *count) except -1:
     """Appends references to the leaves of an example to `values`; 0 if it is not of this tree."""
     cdef int container = <int>node[0]
     cdef tuple children = <tuple>node[2]
     cdef Py_ssize_t number, length = PyTuple_GET_SIZE(children)
-    keys = None
     if container == DICT:
-        if not PyDict_CheckExact(example) or PyDict_Size(example) != length:
+        if not PyDict_CheckExact(example) or not has_keys(<dict>example, <tuple>node[1]):
             return 0
-        keys = iter(<dict>example)
     elif container == LIST:
         if not PyList_CheckExact(example) or len(<list>example) != length:
             return 0
@@ -514,10 +524,7 @@ cdef int hold_leaves(tuple node, object example, PyObject **values, Py_ssize_t *
         return 0
     for number in range(length):
         if container == DICT:
-            key = (<tuple>node[1])[number]
-            if next(keys, MISSING) != key:  # a batch has the order of its first example
-                return 0
-            value = (<dict>example).get(key, MISSING)
+            value = (<dict>example).get((<tuple>node[1])[number], MISSING)
         elif container == LIST:
             value = (<list>example)[number] if number < len(<list>example) else MISSING
         else:

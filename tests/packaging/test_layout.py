@@ -45,7 +45,7 @@ CEILINGS = {
     "_fetch": 4_817,
     "_order": 2_085,
     "_plan": 1_870,
-    "_ring": 4_320,
+    "_ring": 4_325,
     "_stats": 1_505,
     "_threads": 1_440,
     "_util": 1_155,
