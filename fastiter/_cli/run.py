@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", metavar="FILE", help="write the figures as JSON; {rank} stands for the rank"
     )
-    # no value of this option: of -mMODULE argparse would read the program's own options
+    # The module is no value of -m: after -mMODULE argparse would read the program's own options.
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module")
     program = "the program, or a folder or zip file with its __main__.py; and its arguments"
     parser.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help=program)

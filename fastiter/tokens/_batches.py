@@ -63,6 +63,8 @@ class TokenBatchSampler(EpochSampler):
 
     kind: ClassVar[int] = 8
 
+    tells_epochs = True  # by its indices, where the dataset has other rows in each epoch
+
     def __init__(
         self,
         dataset: TokenDataset,

@@ -146,7 +146,7 @@ persistent_workers, pin_memory_device, in_order
         Batches that are copied to a GPU ahead of the one that is given, where there are workers.
     rank, num_replicas, tail : optional
         Arguments of `Order`, for a `StreamDataset` or a sampler of fastiter's: ``sampler=`` takes
-        an order sampler with a seed, ``batch_sampler=`` what `Batches` takes. Each loop has the
+        an order sampler with a seed, ``batch_sampler=`` one that `Batches` takes. Each loop has the
         next epoch, cut as `SerialIterator` cuts it with ``repeat=False``. The loader's `sampler` or
         `batch_sampler` is an `Order` or `Batches` then. torch's global generator is not drawn from,
         and states are equal on all ranks.

@@ -1,5 +1,5 @@
-"""Tests found by what they name: those that start no process, of which one that does fails, and
-those that trace lines, which no measurement of coverage outlives."""
+"""Tests found by the names in their code: those that start no process (one that does, fails), and
+those that trace lines by themselves, while coverage cannot be measured."""
 
 from __future__ import annotations
 

@@ -31,7 +31,6 @@ from fastiter.iterators._arguments import MOST_ROWS, Rank, Tail
 from fastiter.iterators.samplers._batches import CallableBatches
 from fastiter.iterators.samplers.epochs import RowsOfEpochs, sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import OrderSampler
-from fastiter.tokens import TokenBatchSampler
 from fastiter.torch._orders.places import DrawnRows, EpochPlanner, LoadedRecord
 
 _CHUNK = 256  # rows that an `Order` without a batch size plans at a time
@@ -82,7 +81,7 @@ class EpochOwner(Sampler[Any]):
             self._epochs = sampler_of_epochs(source, sampler, None)
         if isinstance(self._epochs, RowsOfEpochs):
             self.rows, counted = _NamedRows(source), ()  # rows are counted as they are read
-        elif epochs_of(source) is not None and isinstance(sampler, TokenBatchSampler):
+        elif epochs_of(source) is not None and getattr(sampler, "tells_epochs", False):
             self.rows = _NamedRows(source)
         self._length = functools.partial(dataset_length, counted)
         self._may_grow = keeps_rows(source)
