@@ -19,7 +19,7 @@ cdef class Timer:
     cdef int64_t cpu_ns  # of this process when the first call began; 0 before
     cdef bint is_opening  # workers start: until the first batch is there
     cdef public object opened  # called when the first batch is there, unless it is None
-    cdef bint is_serial  # the caller itself fetches, and so waits during the whole call
+    cdef readonly bint is_serial  # the caller itself fetches, and so waits during the whole call
     cdef object tracer
     cdef int64_t rows  # that the current call delivers, or CALL_ENDED
     cdef unsigned long thread  # that makes the current call; 0 outside of next()

@@ -47,13 +47,16 @@ _STATES = ("index_sampler", "sampler_iter")
 _OF_STATEFUL = ("sampler", "generator", "generators", "seed_examples", "persistent_workers")
 
 
-def facts_of(loader: Any, counts: bool = True) -> dict[str, Any]:
+def facts_of(
+    loader: Any, counts: bool = True, generators: list[torch.Generator] | None = None
+) -> dict[str, Any]:
     """Facts that decide the batches of an epoch.
 
     Parameters
     ----------
     loader : DataLoader
     counts : whether lengths are among the facts.
+    generators : result of `generators_of`, if it is known.
     """
     sampler = drawn_from(loader._index_sampler)
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
@@ -73,7 +76,7 @@ def facts_of(loader: Any, counts: bool = True) -> dict[str, Any]:
         "len(sampler)": length_of(sampler) if counts else None,
         **({"sampler.n": length_of(source)} if is_known and source is not None else {}),
         **_facts_of_arguments(loader, loader._index_sampler),
-        **({"generators": _kinds_of_generators(loader)} if is_torchs(sampler) else {}),
+        **({"generators": _kinds_of_generators(generators, loader)} if is_torchs(sampler) else {}),
         **loader._digest_of_values(),
     }
     return found if counts else _without(found, _SIZES)
@@ -121,8 +124,8 @@ def cut_size(loader: Any) -> int | None:
     return int(sampler.batch_size) if type(sampler) is BatchSampler else None
 
 
-def _kinds_of_generators(loader: Any) -> str:
-    found = generators_of(loader)
+def _kinds_of_generators(generators: list[torch.Generator] | None, loader: Any) -> str:
+    found = generators_of(loader) if generators is None else generators
     return ", ".join("global" if one is torch.default_generator else "own" for one in found)
 
 

@@ -228,7 +228,7 @@ class WorkersIterator(LoaderIterator):
             self._planner.epoch = -1
             self._planner.by_indices = False
             self._timer = Timer()
-            self._counted = loader._iterations.begin(self, self._timer)
+            self._counted = loader._iterations.begin(self)
             self._use_new_pool(loader, None)
             self._is_closed = False
         elif not (self._seeds_examples or self._shares_rows):

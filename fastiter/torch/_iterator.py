@@ -33,11 +33,11 @@ from fastiter.torch._state import (
     DEFAULTS,
     Resume,
     drawn_from,
-    draws_globally,
     epoch_of,
     generators_of,
     is_torchs,
     length_of,
+    packed,
     program_state,
     set_states,
     states_of,
@@ -77,7 +77,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         renew_in_child(self)
         self._iterations = loader._iterations
         self._last_iteration = loader._last_iteration
-        self._counted = self._iterations.begin(self, self._timer)
+        self._counted = self._iterations.begin(self)
         self._returns_indices = loader.return_indices
         self._copies = DeviceCopies.of(loader)
         self._policy: KeyPolicy | None = None
@@ -85,7 +85,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             self._policy = KeyPolicy(loader.on_error, loader.skip_limit)
         self._owner = loader._owner
         self._generators = generators_of(loader)
-        self._draws_globally = draws_globally(loader)
+        self._draws_globally = torch.default_generator in self._generators
         self._facts = self._facts_of(loader)
         former = torch.get_rng_state()
         if resume is not None:  # so that what is drawn now is what was drawn then
@@ -203,7 +203,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _facts_of(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
         """Facts known about the epoch when it begins. Samplers that are not torch's may take long
         to count their keys: their length is taken with the state."""
-        return facts_of(loader) if is_torchs(drawn_from(loader._index_sampler)) else None
+        known = is_torchs(drawn_from(loader._index_sampler))
+        return facts_of(loader, generators=self._generators) if known else None
 
     @property
     def _num_yielded(self) -> int:
@@ -399,7 +400,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch that was delivered last."""
-        return {**self._own_state(), **program_state(self._draws_globally)}
+        return {**packed(self._own_state()), **program_state(self._draws_globally)}
 
     def _own_state(self) -> dict[str, Any]:
         """The state without that of the program."""

@@ -86,7 +86,10 @@ class OrderKeys:
 
     def _rewind(self, step: str, generator: torch.Generator) -> None:
         """Set a generator back to where it was before this step, if that was interrupted."""
-        generator.set_state(self._before.setdefault(step, generator.get_state()))
+        if step in self._before:
+            generator.set_state(self._before[step])
+        else:
+            self._before[step] = generator.get_state()
 
 
 class IteratedKeys:

@@ -62,6 +62,7 @@ from fastiter.torch._state import (
     epoch_of,
     length_of,
     load_program_state,
+    packed,
     program_state,
     unbegun_state,
 )
@@ -441,7 +442,7 @@ persistent_workers, pin_memory_device, in_order
         if own is not None:
             state = own.state_dict()
         elif self._last_iteration.state is not None:
-            state = {**self._last_iteration.state, **program_state(draws_globally(self))}
+            state = {**packed(self._last_iteration.state), **program_state(draws_globally(self))}
         elif self._loaded is not None:
             return copy.deepcopy(self._loaded)
         else:

@@ -20,6 +20,9 @@ from torch.utils.data import BatchSampler, RandomSampler, _DatasetKind
 from fastiter._fetch.dataset_access import is_stateful
 from fastiter._plan.state import SkipState
 
+#: Entries of an iteration's state that hold states of generators.
+_GENERATORS = ("_generator_states", "_key_states")
+
 
 class LastIteration:
     """Facts that a loader keeps of its last iteration."""
@@ -133,15 +136,26 @@ def epoch_of(sampler: Any) -> int | None:
     return epoch if callable(getattr(sampler, "set_epoch", None)) and type(epoch) is int else None
 
 
-def states_of(generators: list[torch.Generator]) -> list[str]:
-    """The states of generators, as texts: they compare by value, and JSON takes them."""
-    return [_packed(generator.get_state()) for generator in generators]
+def states_of(generators: list[torch.Generator]) -> list[torch.Tensor | str]:
+    """The states of generators. `packed` makes texts of them, which takes longer than all else
+    that begins an epoch: only where a program asks for a state."""
+    return [generator.get_state() for generator in generators]
 
 
-def set_states(generators: list[torch.Generator], states: list[str]) -> None:
-    """Set generators back to what `states_of` gave."""
+def set_states(generators: list[torch.Generator], states: list[torch.Tensor | str]) -> None:
+    """Set generators back to what `states_of` gave, or to such texts."""
     for generator, state in zip(generators, states, strict=False):
-        generator.set_state(_unpacked(state))
+        generator.set_state(_unpacked(state) if isinstance(state, str) else state)
+
+
+def packed(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of an iteration with the states of its generators as texts, which JSON takes."""
+    if "_snapshot" in state:
+        snapshot = state["_snapshot"]
+        main = packed(snapshot["_main_snapshot"])
+        return {**state, "_snapshot": {**snapshot, "_main_snapshot": main}}
+    found = {name: state.get(name) for name in _GENERATORS}
+    return {**state, **{name: [*map(_packed, one)] for name, one in found.items() if one}}
 
 
 def check_states(states: list[str]) -> None:
@@ -150,7 +164,9 @@ def check_states(states: list[str]) -> None:
         _unpacked(state)
 
 
-def _packed(state: torch.Tensor) -> str:
+def _packed(state: torch.Tensor | str) -> str:
+    if isinstance(state, str):
+        return state
     # First bytes of all words, then second ones, ...: half of torch's state is zeros.
     raw = state.numpy().tobytes()
     planes = b"".join(raw[place::8] for place in range(8))
@@ -178,15 +194,18 @@ def own_rank() -> int:
 def program_state(is_drawn_from: bool) -> dict[str, Any]:
     """The program's part of a state: its generator's state, if the loader
     draws from this generator."""
-    generators = [torch.default_generator] if is_drawn_from else []
-    return {"_global_state": states_of(generators), "_rank": own_rank() if is_drawn_from else 0}
+    states = states_of([torch.default_generator] if is_drawn_from else [])
+    return {
+        "_global_state": [*map(_packed, states)],
+        "_rank": own_rank() if is_drawn_from else 0,
+    }
 
 
 def unbegun_state(loader: Any) -> dict[str, Any]:
     """The state before the first iteration, without a dataset's own state."""
     main = {"_index_sampler_state": state_if_any(drawn_from(loader._index_sampler))}
     refuse_lack(main)
-    own = states_of(_own_generators(loader))
+    own = [*map(_packed, states_of(_own_generators(loader)))]
     return {"_unbegun_states": own, **main, **program_state(draws_globally(loader))}
 
 

@@ -124,17 +124,25 @@ class Iterations:
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
 
-    def begin(self, iterator: Any, timer: Timer) -> Iteration:
-        """Count an iteration that begins."""
-        begun = Iteration(iterator, timer)
+    def begin(self, iterator: Any) -> Iteration:
+        """Count an iteration that begins. Without workers it takes over the timer of one that has
+        ended: adding up statistics takes longer than a short epoch."""
         with self._lock:
-            timer.trace = self._note
-            self._first = self._first or timer
+            timer = iterator._timer
             ended, others = self._counted
             left = [one for one in others if one.iterator() is not None or self._note is not None]
             for one in others:
-                if one not in left:
+                if one in left:
+                    continue
+                if timer.is_serial and one.timer.is_serial and timer is iterator._timer:
+                    timer = one.timer
+                    timer.pause()
+                else:
                     ended = ended.followed_by(one.stats(self._summands))
+            timer.trace = self._note
+            self._first = self._first or timer
+            iterator._timer = timer
+            begun = Iteration(iterator, timer)
             self._counted = ended, (*left, begun)
         return begun
 

@@ -165,7 +165,7 @@ class StreamIteration(MultiprocessIterator):
 
     def count(self, loader: Any) -> None:
         """Have the loader's statistics count this loop."""
-        begun = loader._iterations.begin(self, self._timer)
+        begun = loader._iterations.begin(self)
         if self._n_processes:
             begun.executor = self._executor
 
