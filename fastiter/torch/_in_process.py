@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import copy
 import itertools
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +11,7 @@ import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, _utils
 
 from fastiter._engine.caller import CallerExecutor
-from fastiter._fetch.dataset_access import ColumnGatherer, is_stateful, plain_columns
+from fastiter._fetch.dataset_access import ColumnGatherer, plain_columns
 from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan
 from fastiter._util.failures import AllSkipped, Failure
@@ -21,7 +20,7 @@ from fastiter.torch._collate import ColumnsCollate, collate, converter_for, is_d
 from fastiter.torch._examples import KeyPolicy, Numbered, Seeded, decided
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
-from fastiter.torch._state import Resume, begin_fetching, state_of
+from fastiter.torch._state import Resume, begin_fetching, is_any_stateful, state_of
 
 if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
@@ -57,9 +56,7 @@ class WholeBatches:
             self._kind, self.dataset, self._auto_collation, self._drop_last, state
         )
         #: whether the dataset, or its iterator, has a state
-        self.is_stateful = is_stateful(self.dataset) or is_stateful(
-            getattr(self.fetcher, "dataset_iter", None)
-        )
+        self.is_stateful = is_any_stateful(self.fetcher, self.dataset)
         self._columns: ColumnGatherer | None = None
         self._converter = converter_for(self._collate_fn, self.dataset)
         if self._auto_collation and isinstance(self._converter, ConcatConverter):
@@ -199,8 +196,7 @@ class InProcessIterator(LoaderIterator):
             # Nobody reads the keys of a stream: those that follow the first batch are not drawn.
             planner.order, planner.cutter = sys.maxsize, self._sampler_iter.cutter
         if plan.work is None and (batches.is_stateful or self._is_iterable):
-            state = copy.deepcopy(batches.state()) if batches.is_stateful else None
-            plan.work = Begun(state, [])
+            plan.work = Begun(batches.state() if batches.is_stateful else None, [])
         return super()._fetch(plan)
 
     def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:

@@ -368,6 +368,7 @@ class WorkersIterator(LoaderIterator):
     def _ask_first(self) -> None:
         """Receive the state of each worker at the start of the epoch."""
         plans = self._planner
+        before = plans.progress.states
         while plans.state.n_asked < self._num_workers:
             plan = plans.peek()
             if plan.outcome is None:
@@ -376,7 +377,7 @@ class WorkersIterator(LoaderIterator):
             plans.deliver()
             if found is not None:
                 reraise(found[1])
-        has_state = hold_state(plans.progress.states)
+        has_state = plans.progress.states is not before
         if has_state and self._interval:
             self._every = self._interval
         plans.wants_state = bool(self._interval) and has_state

@@ -398,9 +398,9 @@ class SamplerKeys:
             self._source = IteratedKeys(self._sampler, None)
             self._source.begin(n_keys)
             if of_iterator is not None:
-                self._source.open().load_state_dict(of_iterator)
+                self._source.open().load_state_dict(copy.deepcopy(of_iterator))
             # What a sampler that is a generator tells before its first key may be of another time.
-            self._states[n_keys] = copy.deepcopy({name: main[name] for name in _STATES})
+            self._states[n_keys] = {name: main[name] for name in _STATES}
             if not n_keys:
                 self._source.draw(1)
                 if not self._source.n_drawn:  # that of the end of the epoch before
@@ -408,7 +408,7 @@ class SamplerKeys:
             # Its state may be that of the next epoch's start, from which keys have come now.
             has_more = bool(main.get("_has_ended")) and self._source.finish(n_keys)
             if has_more and is_stateful(self._sampler):
-                self._sampler.load_state_dict(own)
+                self._sampler.load_state_dict(copy.deepcopy(own))
         elif main["_has_begun"]:
             self._source.skip(n_keys)
             self._source.draw(max(n_keys, main.get("_keys_drawn", 0), 1))  # workers are ahead

@@ -42,12 +42,14 @@ class NotSaved(NamedTuple):
     text: str
 
 
-def state_if_any(value: Any) -> Any:
-    """The state of an object that has one, or `NotSaved`; else None."""
+def state_if_any(value: Any, is_copied: bool = True) -> Any:
+    """The state of an object that has one, or `NotSaved`; else None. A copy, since the object may
+    go on to change what it has given; a pickle that is made at once needs none."""
     if not is_stateful(value):
         return None
     try:
-        return value.state_dict()
+        state = value.state_dict()
+        return copy.deepcopy(state) if is_copied else state
     except Exception:
         return NotSaved(f"state_dict() of {type(value).__name__} failed\n{traceback.format_exc()}")
 
@@ -65,13 +67,15 @@ def refuse_lack(*states: dict[str, Any] | None) -> None:
         raise RuntimeError(lack.text)
 
 
-def state_of(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, Any]:
+def state_of(
+    worker: int, kind: int, fetcher: Any, dataset: Any, is_copied: bool = True
+) -> dict[str, Any]:
     """State from which a worker can go on."""
     fetcher_state = None
     of_dataset = dataset
     if kind == _DatasetKind.Iterable:
         fetcher_state = {
-            "dataset_iter_state": state_if_any(fetcher.dataset_iter),
+            "dataset_iter_state": state_if_any(fetcher.dataset_iter, is_copied),
             "fetcher_ended": fetcher.ended,
         }
         if fetcher.dataset_iter is dataset:
@@ -79,8 +83,13 @@ def state_of(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, An
     return {
         "worker_id": worker,
         "fetcher_state": fetcher_state,
-        "dataset_state": state_if_any(of_dataset),
+        "dataset_state": state_if_any(of_dataset, is_copied),
     }
+
+
+def is_any_stateful(fetcher: Any, dataset: Any) -> bool:
+    """Whether a dataset, or its iterator, has a state, even if that is None now."""
+    return is_stateful(dataset) or is_stateful(getattr(fetcher, "dataset_iter", None))
 
 
 def hold_state(workers: Iterable[dict[str, Any]]) -> bool:
@@ -360,7 +369,18 @@ def _unchanged(examples: Any) -> Any:
 def begin_fetching(
     kind: int, dataset: Any, auto_collation: bool, drop_last: bool, state: dict[str, Any] | None
 ) -> Any:
-    """Make torch's fetcher of a dataset, and have it go on from ``state``. It gives examples.
+    """Make torch's fetcher of a dataset, and have it go on from ``state``. It gives examples."""
+    fetcher = _fetcher_at(kind, dataset, auto_collation, drop_last, state)
+    # A generator takes its loaded place as it begins: now, not as the next epoch's.
+    if getattr(fetcher, "ended", False) and next(fetcher.dataset_iter, fetcher) is not fetcher:
+        fetcher = _fetcher_at(kind, dataset, auto_collation, drop_last, state)  # has begun anew
+    return fetcher
+
+
+def _fetcher_at(
+    kind: int, dataset: Any, auto_collation: bool, drop_last: bool, state: dict[str, Any] | None
+) -> Any:
+    """The fetcher, where a state says.
 
     With the collate function the fetcher would be part of a reference cycle, and a generator of
     the dataset would not end when its loop or worker does.

@@ -24,7 +24,7 @@ from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
 from fastiter.torch._collate import collate, collate_in_place, is_default, schema_for, use_own_stack
 from fastiter.torch._examples import Numbered, Seeded
-from fastiter.torch._state import begin_fetching, lack_of, state_of
+from fastiter.torch._state import begin_fetching, is_any_stateful, lack_of, state_of
 
 if TYPE_CHECKING:
     from fastiter._ring.arena import WorkerRing
@@ -172,7 +172,8 @@ class _WholeBatchMaker:
             if request.epoch != self._epoch:
                 self._begin(request)
             if request.number < 0:
-                return 0, Reply(None, self._first_state)
+                has_state = is_any_stateful(self._fetcher, self._dataset)
+                return 0, Reply(None, self._first_state if has_state else None)
             # Without an example: a collate function has no numbers of the batch's first row.
             reply = ExampleContext((0, 0), None, None).run(self._reply, request)
             return self._n_examples, reply
@@ -277,4 +278,4 @@ class _WholeBatchMaker:
             return self._wrapped(error)
 
     def _state(self) -> dict[str, Any]:
-        return state_of(self._number, self._job.kind, self._fetcher, self._dataset)
+        return state_of(self._number, self._job.kind, self._fetcher, self._dataset, False)

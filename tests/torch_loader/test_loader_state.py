@@ -395,6 +395,164 @@ def test_another_number_of_workers_for_a_stream_is_refused(dataset, workers):
             again.load_state_dict(loader.state_dict())
 
 
+class Beginning(Stateful):
+    """In one part. Begins anew at its end, and goes on at once where it is told to."""
+
+    def __iter__(self):
+        while self.start < self.n:
+            self.start += 1
+            yield torch.tensor([self.start - 1])
+        self.start = 0
+
+    def state_dict(self):
+        return {"i": self.start}
+
+
+class Uneven(Stateful):
+    """The first worker's part has one example."""
+
+    def __iter__(self):
+        info = torch_data.get_worker_info()
+        self.n = 1 if info is not None and info.id == 0 else 40
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers"),
+    [(Stateful, 0), (Stateful, 2), (Beginning, 0), (Beginning, 1), (Uneven, 2)],
+)
+@pytest.mark.parametrize("size", [3, 4, None])
+def test_a_stream_that_has_ended_gives_its_next_epoch_whole(dataset, workers, size):
+    """A generator takes the place that was loaded as it begins, which is not the next epoch's."""
+    options = {"num_workers": workers, "persistent_workers": bool(workers)}
+    whole = [batch.tolist() for batch in DataLoader(dataset(), size, **options)]
+    for count in (2, len(whole)):
+        loader, again = (DataLoader(dataset(), size, **options) for _ in range(2))
+        assert len([*zip(range(count), loader, strict=False)]) == count
+        again.load_state_dict(loader.state_dict())
+        assert [batch.tolist() for batch in again] == whole[count:]
+        assert [batch.tolist() for batch in again] == whole
+
+
+class Live(torch_data.Dataset):
+    """Map or iterator; its state is an object that it goes on to change, and takes apart."""
+
+    def __init__(self):
+        self.state = {"left": [[i] for i in range(40)]}
+
+    def __len__(self):
+        return 40
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.state["left"]:
+            raise StopIteration
+        return self.state["left"].pop(0)[0]
+
+    def __getitem__(self, index):
+        return index, next(self)
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state["left"] = state.pop("left")
+
+
+class LiveStream(Live, torch_data.IterableDataset):
+    pass
+
+
+class OfLive(torch_data.IterableDataset):
+    def __iter__(self):
+        return Live()
+
+    def __len__(self):
+        return 40
+
+
+LIVE = {
+    "map": lambda: {"dataset": Live()},
+    "stream": lambda: {"dataset": LiveStream()},
+    "iterator": lambda: {"dataset": OfLive()},
+    "sampler": lambda: {"dataset": DATA, "sampler": Live()},
+    "iterator of a sampler": lambda: {"dataset": DATA, "sampler": OfLive()},
+}
+
+
+@pytest.mark.parametrize("kind", LIVE)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_stays_as_it_was(kind, workers):
+    """Whatever the object does that has given it, or has got it. A client may fetch a batch before
+    it saves the state, and save another one before it goes on."""
+
+    def make():
+        return DataLoader(**LIVE[kind](), batch_size=4, num_workers=workers, collate_fn=list)
+
+    def plain(batches):
+        return [*map(str, batches)]
+
+    whole, loader = plain(make()), make()
+    batches = iter(loader)
+    first = plain(next(batches) for _ in range(3))
+    state = loader.state_dict()
+    next(batches)
+    for _ in range(2):
+        again = make()
+        again.load_state_dict(state)
+        batches = iter(again)
+        state = again.state_dict()
+    assert first + plain(batches) == whole
+
+
+class Unplain(Live):
+    def state_dict(self):
+        return {"left": (key for key in ())}
+
+
+def test_a_state_that_cannot_be_copied_is_told_by_the_loaders():
+    for given in ({"dataset": Unplain()}, {"dataset": DATA, "sampler": Unplain()}):
+        loader = DataLoader(**given, collate_fn=list)
+        assert len([*zip(range(3), loader, strict=False)]) == 3
+        with pytest.raises(RuntimeError, match=r"state_dict\(\) of Unplain failed"):
+            loader.state_dict()
+
+
+class LateMap(Remembering):
+    """None is its state until it has begun."""
+
+    def __init__(self):
+        self.n = 0
+
+    def __getitem__(self, index):
+        self.n += 1
+        return index, self.n
+
+    def state_dict(self):
+        return {"n": self.n} if self.n else None
+
+    def load_state_dict(self, state):
+        self.n = state["n"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_a_state_that_is_none_at_first(workers, every):
+    def make():
+        options = {"num_workers": workers, "snapshot_every_n_steps": every}
+        return DataLoader(LateMap(), collate_fn=list, **options)
+
+    whole = [*make()]
+    for count in (0, 1, 2, 7):
+        loader, again = make(), make()
+        batches = iter(loader)
+        first = [next(batches) for _ in range(count)]
+        again.load_state_dict(loader.state_dict())
+        assert first + [*again] == whole
+
+
 class OtherProtocol(torch_data.IterableDataset):
     """A method that some libraries' own loaders call with arguments."""
 
