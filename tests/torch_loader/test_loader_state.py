@@ -228,6 +228,34 @@ def flattened(batch):
     return [torch.as_tensor(part).tolist() for part in batch]
 
 
+class OneValue:
+    """What `torch.distributed.checkpoint` is given in the place of a loader."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def state_dict(self):
+        return {"rank_0": pickle.dumps(self.loader.state_dict())}
+
+    def load_state_dict(self, state):
+        self.loader.load_state_dict(pickle.loads(state["rank_0"]))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_distributed_checkpoints(workers, tmp_path):
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    other, loader, again = (loader_of("seeded", workers) for _ in range(3))
+    batches = iter(loader)
+    first = [values(next(batches)) for _ in range(3)]
+    for given, path in ((OneValue(loader), "one"), (loader, "each")):
+        checkpoint.save({"loader": given}, checkpoint_id=tmp_path / path, no_dist=True)
+    with pytest.raises(checkpoint.CheckpointException, match="Missing key in checkpoint"):
+        checkpoint.load({"loader": again}, checkpoint_id=tmp_path / "each", no_dist=True)
+    checkpoint.load({"loader": OneValue(again)}, checkpoint_id=tmp_path / "one", no_dist=True)
+    assert first + [*map(values, again)] == [*map(values, other)]
+
+
 def test_the_state_of_a_generator_that_is_none():
     loader = loader_of("seeded", 0)
     state = loader.state_dict()
