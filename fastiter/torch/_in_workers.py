@@ -44,9 +44,11 @@ _CALLER = Caller("multiprocessing_context", "iter(loader)", "pass num_workers=0"
 # Batches that a GPU may read while others are made; more are copied out of the ring.
 _MOST_COPIES = 8
 _REPEATED = (
-    "a worker process of an IterableDataset has died: another one reads its part again, and leaves "
-    "out as many examples as were delivered. These are right if the dataset gives the same ones "
-    "again when it is new, with the seeds of its first loop"
+    "a worker process has died, and another one has begun with the dataset as it was when the "
+    "workers started. A state of the dataset's own is that of then; of an IterableDataset the "
+    "worker reads its part again, and leaves out as many examples as were delivered. These are "
+    "right if the dataset gives the same ones again when it is new, with the seeds of its first "
+    "loop"
 )
 _UNKNOWN_ROWS = 4096  # of a batch that is made from columns, if the sampler does not tell
 
@@ -245,7 +247,7 @@ class WorkersIterator(LoaderIterator):
     def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
         pool, plans, reply = self._executor.pool, self._planner, plan.outcome
         assert pool is not None
-        if self._is_iterable and pool.restarts and not self._has_told:
+        if self._asks_first and pool.restarts and not self._has_told:
             self._has_told = True
             logger.warning(_REPEATED)
         if isinstance(reply, Failure):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import weakref
@@ -57,6 +56,7 @@ from fastiter.torch._orders.samplers import ranks_of
 from fastiter.torch._state import (
     LastIteration,
     Resume,
+    copied,
     drawn_from,
     draws_globally,
     epoch_of,
@@ -444,11 +444,13 @@ persistent_workers, pin_memory_device, in_order
         elif self._last_iteration.state is not None:
             state = {**packed(self._last_iteration.state), **program_state(draws_globally(self))}
         elif self._loaded is not None:
-            return copy.deepcopy(self._loaded)
+            state = copied(self._loaded)
+            return state
         else:
             return {**unbegun_state(self), "_facts": facts_of_none(self)}
         state["_facts"] = state["_facts"] or facts_of(self)
         Resume.of(state).check()
+        state = copied(state)
         return state
 
     def _digest_of_values(self) -> dict[str, str]:

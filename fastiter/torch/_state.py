@@ -35,6 +35,9 @@ class LastIteration:
         self.valid: torch.Tensor | None = None
 
 
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+
+
 class NotSaved(NamedTuple):
     """In place of the state of an object whose ``state_dict()`` has failed. The loop goes on: only
     a call of the loader's ``state_dict()`` raises."""
@@ -49,9 +52,19 @@ def state_if_any(value: Any, is_copied: bool = True) -> Any:
         return None
     try:
         state = value.state_dict()
-        return copy.deepcopy(state) if is_copied else state
+        return copied(state) if is_copied else state
     except Exception:
         return NotSaved(f"state_dict() of {type(value).__name__} failed\n{traceback.format_exc()}")
+
+
+def copied(state: Any) -> Any:
+    """A deep copy, of plain data in a small part of the time of `copy.deepcopy`."""
+    kind = type(state)
+    if kind is dict:
+        return {key: copied(value) for key, value in state.items()}
+    if kind is list or kind is tuple:
+        return kind(state if _PLAIN.issuperset(map(type, state)) else map(copied, state))
+    return state if kind in _PLAIN else copy.deepcopy(state)
 
 
 def lack_of(*states: dict[str, Any] | None) -> NotSaved | None:

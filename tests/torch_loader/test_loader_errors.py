@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.utils.data as torch_data  # noqa: E402
-from datasets_of import Dataset, Stream  # noqa: E402
+from datasets_of import Dataset, N, Stream  # noqa: E402
 
 from fastiter.errors import DatasetError  # noqa: E402
 from fastiter.torch import DataLoader  # noqa: E402
@@ -152,6 +152,24 @@ def test_a_killed_worker_of_a_stream_loses_nothing(tmp_path, caplog):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert (tmp_path / "killed").exists()
     assert [record.message for record in caplog.records if "reads its part again" in record.message]
+
+
+def test_a_killed_worker_of_a_dataset_with_a_state_is_told(tmp_path, caplog):
+    class Counting(Dataset):
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    def once(index):
+        if index == 9 and not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+    assert torch.cat(list(DataLoader(Counting(once), 4, num_workers=1))).tolist() == [*range(N)]
+    assert [record.message for record in caplog.records if "has died" in record.message]
 
 
 @pytest.mark.parametrize("batch_size", [4, None])

@@ -229,7 +229,7 @@ def flattened(batch):
 
 
 class OneValue:
-    """What `torch.distributed.checkpoint` is given in the place of a loader."""
+    """A loader's state as one value, for `torch.distributed.checkpoint`."""
 
     def __init__(self, loader):
         self.loader = loader
@@ -302,6 +302,21 @@ def test_the_epoch_of_a_distributed_sampler():
     iterator = iter(loader)
     sampler.set_epoch(1)
     assert [values(batch) for batch in iterator] == rest
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_program_that_changes_a_state(workers):
+    """The loader keeps nothing of what it has given."""
+    loader = loader_of("seeded", workers)
+    batches = iter(loader)
+    next(batches)
+    for _ in range(2):
+        state, same = loader.state_dict(), loader.state_dict()
+        for part in (state["_facts"], state.get("_snapshot", {}).get("_main_snapshot", state)):
+            part.clear()
+        assert loader.state_dict() == same
+        loader.load_state_dict(same)
+        next(iter(loader))
 
 
 def test_a_state_that_was_loaded_is_given_back_until_it_is_used():
