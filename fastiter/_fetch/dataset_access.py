@@ -263,7 +263,7 @@ def rows_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
 
     The function raises `RowCountError` if the dataset returns another number of examples.
     """
-    getitems = getattr(dataset, "__getitems__", None)
+    getitems = offered(dataset, "__getitems__")
     if is_fetched_one_by_one(dataset):
         return lambda indices: list(map(dataset.__getitem__, example_context.each(indices)))
     if getitems is not None:
@@ -336,7 +336,7 @@ def tokens_of(dataset: Any) -> Callable[[npt.NDArray[np.int64]], int] | None:
 
 def is_stateful(value: Any) -> bool:
     """Whether an object has ``state_dict()`` without arguments, and ``load_state_dict()``."""
-    save = getattr(value, "state_dict", None)
+    save = offered(value, "state_dict")
     if isinstance(value, type) or not callable(save):
         return False
     try:
@@ -345,4 +345,13 @@ def is_stateful(value: Any) -> bool:
         return False
     except ValueError:  # a built-in function without a signature
         pass
-    return callable(getattr(value, "load_state_dict", None))
+    return callable(offered(value, "load_state_dict"))
+
+
+def offered(value: Any, name: str, default: Any = None) -> Any:
+    """An attribute of an object of the user's. The default, too, where it raises, as a property may
+    do, or a ``__getattr__`` that looks into a dict."""
+    try:
+        return getattr(value, name, default)
+    except Exception:
+        return default

@@ -515,5 +515,7 @@ def table_source(dataset: Any) -> Any:
     """The `ArrowDataset` of a table or of a path to one; any other dataset as it is."""
     names = ("Table", "RecordBatch", "ChunkedArray", "Array")
     tables = tuple(loaded("pyarrow", name) for name in names)
-    # A str is a path: no dataset consists of the letters of a text.
-    return ArrowDataset(dataset) if isinstance(dataset, (str, os.PathLike, *tables)) else dataset
+    # A str is a path: no dataset consists of the letters of a text. A PathLike with examples, such
+    # as a MagicMock, is a dataset.
+    is_path = isinstance(dataset, os.PathLike) and not hasattr(type(dataset), "__getitem__")
+    return ArrowDataset(dataset) if is_path or isinstance(dataset, (str, *tables)) else dataset

@@ -15,7 +15,7 @@ from torch.utils.data._utils import collate as torch_collate
 
 from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import Padding
-from fastiter._fetch.dataset_access import is_arrow
+from fastiter._fetch.dataset_access import is_arrow, offered
 from fastiter._ring import row_reader
 from fastiter._ring.infer_schema import derive_schema, derive_tree
 from fastiter._ring.lease import Lease
@@ -283,7 +283,7 @@ def _holds_tensors(schema: Schema, kinds: set[int]) -> bool:
 def _is_torchs(function: Any) -> bool:
     """Whether a function is torch's own: not one that the program has put into torch's module, nor
     a wrapper that has taken over name and module."""
-    return getattr(function, "__globals__", None) is vars(torch_collate)
+    return offered(function, "__globals__") is vars(torch_collate)
 
 
 def is_default(collate_fn: Any) -> bool:

@@ -19,6 +19,7 @@ from fastiter._workers.batch_converter import ConcatConverter
 from fastiter.torch._collate import ColumnsCollate, collate, converter_for, is_default
 from fastiter.torch._examples import KeyPolicy, Numbered, Seeded, decided
 from fastiter.torch._iterator import LoaderIterator
+from fastiter.torch._keys import cut_off, is_cut_off
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
 from fastiter.torch._state import Resume, begin_fetching, is_any_stateful, state_of
 
@@ -52,6 +53,7 @@ class WholeBatches:
         self._pin_memory = iterator._pin_memory
         self._pin_memory_device = iterator._pin_memory_device
         self._loaded = state
+        self.is_cut_off = False  #: whether an interrupt has ended the dataset's generator
         self.fetcher = begin_fetching(
             self._kind, self.dataset, self._auto_collation, self._drop_last, state
         )
@@ -129,8 +131,12 @@ class WholeBatches:
         fetcher, examples = self.fetcher, plan.work.examples
         size = len(keys) if self._auto_collation else 1
         if not fetcher.ended:
-            left = size - len(examples)
-            examples.extend(map(next, itertools.repeat(fetcher.dataset_iter, left)))
+            left, iterator = size - len(examples), fetcher.dataset_iter
+            try:
+                examples.extend(map(next, itertools.repeat(iterator, left)))
+            except BaseException as error:
+                self.is_cut_off = is_cut_off(iterator, error)
+                raise
             fetcher.ended = len(examples) < size
         if not examples or (self._drop_last and len(examples) < size):
             raise StopIteration
@@ -192,6 +198,8 @@ class InProcessIterator(LoaderIterator):
 
     def _fetch(self, plan: Plan) -> Plan:
         batches, planner = self._batches, self._planner
+        if batches.is_cut_off:  # here, so that the state stays
+            raise cut_off(batches.dataset, "examples")
         if self._is_iterable and planner.order is None and planner.example_seed is None:
             # Nobody reads the keys of a stream: those that follow the first batch are not drawn.
             planner.order, planner.cutter = sys.maxsize, self._sampler_iter.cutter

@@ -14,7 +14,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter._clib import status
 from fastiter._engine.processes import ProcessExecutor
-from fastiter._fetch.dataset_access import is_stateful, plain_columns
+from fastiter._fetch.dataset_access import is_stateful, offered, plain_columns
 from fastiter._fetch.reader import can_share_rows
 from fastiter._order.plan import Plan
 from fastiter._stats.autotune import first_workers
@@ -129,7 +129,7 @@ class WorkersIterator(LoaderIterator):
 
     def _most_rows(self) -> int:
         """Most examples in a batch, as far as the sampler tells."""
-        rows = getattr(self._index_sampler, "batch_size", None)
+        rows = offered(self._index_sampler, "batch_size")
         return max(1, min(rows, MOST_ROWS)) if type(rows) is int else _UNKNOWN_ROWS
 
     def _use_new_pool(self, loader: DataLoader[Any], resume: Resume | None) -> None:

@@ -92,6 +92,24 @@ class OrderKeys:
             self._before[step] = generator.get_state()
 
 
+def is_over(iterator: Iterator[Any]) -> bool:
+    """Whether an iterator is a generator that has ended."""
+    return getattr(iterator, "gi_frame", iterator) is None
+
+
+def is_cut_off(iterator: Iterator[Any], error: BaseException) -> bool:
+    """Whether an interrupt has ended a generator."""
+    return is_over(iterator) and not isinstance(error, Exception)
+
+
+def cut_off(owner: Any, items: str) -> RuntimeError:
+    """The error of each call that needs more of a generator which an interrupt has ended."""
+    return RuntimeError(
+        f"{type(owner).__name__} was interrupted, which has ended its generator: the rest of this "
+        f"epoch's {items} is lost. state_dict() is right: load it, or begin another epoch"
+    )
+
+
 class IteratedKeys:
     """The keys of any sampler. Those that were drawn are held until later ones are taken.
 
@@ -132,18 +150,13 @@ class IteratedKeys:
         n = stop - self.n_drawn
         if n > 0 and not self.has_ended:
             if self._is_cut_off:
-                raise RuntimeError(
-                    f"{type(self._sampler).__name__} was interrupted, which has ended its "
-                    "generator: the rest of this epoch's keys is lost. state_dict() is right: load "
-                    "it, or begin another epoch"
-                )
+                raise cut_off(self._sampler, "keys")
             iterator, n_held = self.open(), len(self._held[1])
             try:
                 self._held[1].extend(map(next, itertools.repeat(iterator, n)))
             except BaseException as error:
-                is_over = getattr(iterator, "gi_frame", iterator) is None
-                self._is_cut_off = is_over and not isinstance(error, Exception)
-                if is_over and not self._is_cut_off:
+                self._is_cut_off = is_cut_off(iterator, error)
+                if is_over(iterator) and not self._is_cut_off:
                     del self._held[1][n_held:]  # torch makes no batch of them
                 raise
             self.has_ended = self.n_drawn < stop

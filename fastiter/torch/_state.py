@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, RandomSampler, _DatasetKind
 
-from fastiter._fetch.dataset_access import is_stateful
+from fastiter._fetch.dataset_access import is_stateful, offered
 from fastiter._plan.state import SkipState
 
 #: Entries of an iteration's state that hold states of generators.
@@ -120,7 +120,7 @@ def samplers_in(*samplers: Any) -> Iterator[Any]:
     while left:
         sampler = left.pop(0)
         yield sampler
-        inner = (getattr(sampler, name, None) for name in ("batch_sampler", "sampler"))
+        inner = (offered(sampler, name) for name in ("batch_sampler", "sampler"))
         left += [one for one in inner if one is not None and one is not sampler]
 
 
@@ -132,7 +132,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
         return [] if loader.generator is None else [generator_of(loader)]
     found = [generator_of(loader)]
     for sampler in samplers_in(loader._index_sampler):
-        generator = getattr(sampler, "generator", found[0] if is_torchs(sampler) else None)
+        generator = offered(sampler, "generator", found[0] if is_torchs(sampler) else None)
         if generator is None:
             generator = torch.default_generator
         if isinstance(generator, torch.Generator) and all(generator is not g for g in found):
@@ -154,8 +154,8 @@ def draws_globally(loader: Any) -> bool:
 def epoch_of(sampler: Any) -> int | None:
     """The epoch of a sampler that has ``set_epoch``, as torch's `DistributedSampler`; else
     None."""
-    epoch = getattr(sampler, "epoch", None)
-    return epoch if callable(getattr(sampler, "set_epoch", None)) and type(epoch) is int else None
+    epoch = offered(sampler, "epoch")
+    return epoch if callable(offered(sampler, "set_epoch")) and type(epoch) is int else None
 
 
 def states_of(generators: list[torch.Generator]) -> list[torch.Tensor | str]:

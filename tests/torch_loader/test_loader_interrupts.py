@@ -187,3 +187,28 @@ def test_a_generator_of_keys_that_was_interrupted_ends_no_epoch_in_silence(worke
     again.load_state_dict(loader.state_dict())
     found += [batch.tolist() for batch in again]
     assert found == [[key, key + 1] for key in range(0, 30, 2)]
+
+
+class InterruptedStream(torch_data.IterableDataset):
+    """Ctrl-C reaches its generator once, at its twenty-first example."""
+
+    def __init__(self):
+        self.source = Interrupted()
+
+    def __iter__(self):
+        yield from self.source
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, None])
+def test_a_generator_of_examples_that_was_interrupted_ends_no_epoch_in_silence(batch_size):
+    loader = DataLoader(InterruptedStream(), batch_size)
+    iterator, found = iter(loader), []
+    for error, text in ((KeyboardInterrupt, None), (RuntimeError, "Stream was interrupted")):
+        with pytest.raises(error, match=text):
+            for batch in iterator:
+                found.append(batch)
+    again = DataLoader(loader.dataset, batch_size)
+    again.load_state_dict(loader.state_dict())
+    found += list(again)
+    whole = torch_data.DataLoader(range(30), batch_size)
+    assert list(map(str, found)) == list(map(str, whole))
