@@ -11,6 +11,7 @@ from fastiter._stats.autotune import FIRST_PREFETCH, MOST_PREFETCH
 from fastiter._util.arguments import checked_seconds
 from fastiter.iterators._arguments import OnTimeout, checked_retries
 from fastiter.iterators._base import PlannedIterator
+from fastiter.iterators._properties import Given, given
 
 if TYPE_CHECKING:
     from fastiter.iterators._stream_parts import PartStore
@@ -28,9 +29,21 @@ class PrefetchingIterator(PlannedIterator):
 
     _n_device_prefetch: int
     _n_prefetch: int | Literal["auto"]
-    _dataset_timeout: float | None
-    _on_timeout: OnTimeout
-    _n_retries: int
+
+    n_device_prefetch: Given[int] = given(
+        "_n_device_prefetch", "Batches copied to a GPU ahead of the one that ``next()`` returns."
+    )
+    dataset_timeout: Given[float | None] = given(
+        "_dataset_timeout", "Seconds that the dataset may take for one example; None for no limit."
+    )
+    on_timeout: Given[OnTimeout] = given(
+        "_on_timeout", "Treatment of a worker that takes longer than `dataset_timeout`."
+    )
+    n_retries: Given[int] = given(
+        "_n_retries",
+        "Number of further attempts to fetch an example that takes too long, with "
+        "`on_timeout='retry'`.",
+    )
 
     def _set_timeout(self, dataset_timeout: Any, on_timeout: Any, n_retries: Any) -> None:
         """Check the limit of a worker's time, and the action when a worker exceeds it."""
@@ -38,22 +51,6 @@ class PrefetchingIterator(PlannedIterator):
         self._on_timeout, self._n_retries = checked_retries(
             on_timeout, n_retries, self._dataset_timeout
         )
-
-    @property
-    def dataset_timeout(self) -> float | None:
-        """Seconds that the dataset may take for one example; None for no limit."""
-        return self._dataset_timeout
-
-    @property
-    def on_timeout(self) -> OnTimeout:
-        """Treatment of a worker that takes longer than `dataset_timeout`."""
-        return self._on_timeout
-
-    @property
-    def n_retries(self) -> int:
-        """Number of further attempts to fetch an example that takes too long, with
-        `on_timeout='retry'`."""
-        return self._n_retries
 
     @property
     def n_prefetch(self) -> int:
@@ -84,8 +81,3 @@ class PrefetchingIterator(PlannedIterator):
         if self._stage is not None:
             return self._stage.begin
         return None if self._device is None else self._batch_maker.sent
-
-    @property
-    def n_device_prefetch(self) -> int:
-        """Batches copied to a GPU ahead of the one that ``next()`` returns."""
-        return self._n_device_prefetch

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +25,22 @@ from fastiter.dataset.iterator import Iterator
 from fastiter.datasets.stream_dataset import shard_counts
 from fastiter.iterators._addresses import Address, Preview, address_of
 from fastiter.iterators._arguments import SeedExamples
-from fastiter.iterators._skips import OnError
 
 if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Given(Protocol[T_co]):
+    """A property, for type checkers."""
+
+    def __get__(self, instance: Any, owner: Any, /) -> T_co: ...
+
+
+def given(path: str, doc: str) -> Any:
+    """A property that is the attribute at a dotted path."""
+    return property(operator.attrgetter(path), doc=doc)
 
 
 class IteratorProperties(Iterator):
@@ -41,17 +54,7 @@ class IteratorProperties(Iterator):
     _row_groups: Any
     _n_decoded: int
     _batch_size: int | None
-    _repeat: bool
-    _shuffle: bool | None
-    _order_sampler: Any
-    _sampler: Any
-    _batch_sampler: Any
     _converter: Any
-    _device: Any
-    _on_error: OnError
-    _skip_limit: float | None
-    _seed_examples: SeedExamples
-    _in_order: bool
     _lock: Any
     _planner: Planner
     _epochs: EpochStore
@@ -60,55 +63,49 @@ class IteratorProperties(Iterator):
     def _seed(self) -> Seed:
         return self._planner.seed
 
-    @property
-    def dataset(self) -> Any:
-        """The dataset."""
-        return self._dataset
+    dataset: Given[Any] = given("_dataset", "The dataset.")
+    batch_size: Given[int | None] = given(
+        "_batch_size", "Examples in a batch of this rank; None with a ``batch_sampler``."
+    )
+    repeat: Given[bool] = given("_repeat", "Whether the iteration continues after the first epoch.")
+    shuffle: Given[bool | None] = given("_shuffle", "The argument ``shuffle``.")
+    order_sampler: Given[Callable[[Any, int], Any] | None] = given(
+        "_order_sampler", "The sampler that gives each epoch's order; None if there is no order."
+    )
+    drop_last: Given[bool] = given(
+        "_planner.drop_last", "Whether an epoch's last examples are left out if they fill no batch."
+    )
+    batch_sampler: Given[Any] = given("_batch_sampler", "The argument ``batch_sampler``.")
+    rank: Given[int] = given("_planner.rank", "Number of this rank, from 0.")
+    num_ranks: Given[int] = given("_planner.num_ranks", "Number of ranks that share each step.")
+    tail: Given[str] = given("_planner.tail", "The argument ``tail``.")
+    converter: Given[Callable[[Any, Any], Any] | None] = given(
+        "_converter", "The argument ``converter``."
+    )
+    device: Given[Any] = given("_device", "The argument ``device``.")
+    on_error: Given[Any] = given("_on_error", "The argument ``on_error``.")
+    seed_examples: Given[SeedExamples] = given("_seed_examples", "The argument ``seed_examples``.")
+    in_order: Given[bool] = given("_in_order", "The argument ``in_order``.")
+    skip_limit: Given[int | float | None] = given("_skip_limit", "The argument ``skip_limit``.")
 
-    @property
-    def batch_size(self) -> int | None:
-        """Examples in a batch of this rank; None with a ``batch_sampler``."""
-        return self._batch_size
-
-    @property
-    def repeat(self) -> bool:
-        """Whether the iteration continues after the first epoch."""
-        return self._repeat
-
-    @property
-    def shuffle(self) -> bool | None:
-        """The argument ``shuffle``."""
-        return self._shuffle
-
-    @property
-    def order_sampler(self) -> Callable[[Any, int], Any] | None:
-        """The sampler that gives each epoch's order; None if there is no order."""
-        return self._order_sampler  # type: ignore[no-any-return]
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether an epoch's last examples are left out if they fill no batch."""
-        return self._planner.drop_last
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The argument ``batch_sampler``."""
-        return self._batch_sampler
-
-    @property
-    def rank(self) -> int:
-        """Number of this rank, from 0."""
-        return self._planner.rank
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks that share each step."""
-        return self._planner.num_ranks
-
-    @property
-    def tail(self) -> str:
-        """The argument ``tail``."""
-        return self._planner.tail
+    current_position: Given[int] = given(
+        "_planner.state.position", "Examples of the current epoch delivered so far."
+    )
+    epoch: Given[int] = given("_planner.state.epoch", "Completed epochs.")
+    epoch_detail: Given[float] = given(
+        "_planner.state.epoch_detail", "Completed epochs, with the fraction of the current one."
+    )
+    previous_epoch_detail: Given[float | None] = given(
+        "_planner.state.previous_epoch_detail",
+        "``epoch_detail`` one batch before; None before the first batch.",
+    )
+    is_new_epoch: Given[bool] = given(
+        "_planner.state.is_new_epoch", "Whether the last batch completed an epoch."
+    )
+    _epoch_size: Given[int] = given(
+        "_planner.state.whole_size",
+        "Examples in the current epoch. Chainer's progress bars read it.",
+    )
 
     @property
     def valid(self) -> npt.NDArray[np.bool_] | None:
@@ -178,36 +175,6 @@ class IteratorProperties(Iterator):
             return address_of(plan, rank, self._seed, epochs_of(self._dataset))
 
     @property
-    def converter(self) -> Callable[[Any, Any], Any] | None:
-        """The argument ``converter``."""
-        return self._converter  # type: ignore[no-any-return]
-
-    @property
-    def device(self) -> Any:
-        """The argument ``device``."""
-        return self._device
-
-    @property
-    def on_error(self) -> Any:
-        """The argument ``on_error``."""
-        return self._on_error
-
-    @property
-    def seed_examples(self) -> SeedExamples:
-        """The argument ``seed_examples``."""
-        return self._seed_examples
-
-    @property
-    def in_order(self) -> bool:
-        """The argument ``in_order``."""
-        return self._in_order
-
-    @property
-    def skip_limit(self) -> int | float | None:
-        """The argument ``skip_limit``."""
-        return self._skip_limit
-
-    @property
     def skipped(self) -> list[Skipped]:
         """The indices whose examples were skipped, one `Skipped` for each: at most 10,000 of them.
 
@@ -215,36 +182,6 @@ class IteratorProperties(Iterator):
         """
         skips = self._planner.progress
         return [] if skips is None else list(skips.records.values())
-
-    @property
-    def current_position(self) -> int:
-        """Examples of the current epoch delivered so far."""
-        return self._planner.state.position
-
-    @property
-    def epoch(self) -> int:
-        """Completed epochs."""
-        return self._planner.state.epoch
-
-    @property
-    def epoch_detail(self) -> float:
-        """Completed epochs, with the fraction of the current one."""
-        return self._planner.state.epoch_detail
-
-    @property
-    def previous_epoch_detail(self) -> float | None:
-        """``epoch_detail`` one batch before; None before the first batch."""
-        return self._planner.state.previous_epoch_detail
-
-    @property
-    def is_new_epoch(self) -> bool:
-        """Whether the last batch completed an epoch."""
-        return self._planner.state.is_new_epoch
-
-    @property
-    def _epoch_size(self) -> int:
-        """Examples in the current epoch. Chainer's progress bars read it."""
-        return self._planner.state.whole_size
 
     def _refuse_of_stream(self, what: str) -> None:
         if not self._planner.has_addresses:

@@ -27,6 +27,7 @@ from fastiter.iterators import _arguments
 from fastiter.iterators._arguments import OnTimeout, Rank, SeedExamples, Tail
 from fastiter.iterators._batch_maker import BatchMaker
 from fastiter.iterators._prefetching import PrefetchingIterator, shared
+from fastiter.iterators._properties import Given, given
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._stream_parts import PartStore, reader_of
 
@@ -133,6 +134,24 @@ class MultiprocessIterator(PrefetchingIterator):
     _pool_type: type[Pool] = Pool
     _hedge: float | None
 
+    n_processes: Given[int] = given(
+        "_executor.n_workers",
+        "Present number of worker processes; 0 if the caller's process fetches.",
+    )
+    shared_mem: Given[int | None] = given(
+        "_shared_mem", "Bytes per example that slots have room for at first."
+    )
+    maxtasksperchild: Given[int | None] = given(
+        "_maxtasksperchild", "Number of row ranges that a worker completes before it is replaced."
+    )
+    hedge: Given[float | None] = given(
+        "_hedge",
+        "Share of the examples that may be fetched a second time; None: no second fetches.",
+    )
+    worker_init: Given[Callable[[int], Any] | None] = given(
+        "_worker_init", "Callable that each worker calls when it starts."
+    )
+
     @_arguments.names_counterparts
     def __init__(
         self,
@@ -200,35 +219,10 @@ class MultiprocessIterator(PrefetchingIterator):
         return own | super()._auto_settings()
 
     @property
-    def n_processes(self) -> int:
-        """Present number of worker processes; 0 if the caller's process fetches."""
-        return self._executor.n_workers
-
-    @property
     def _first_processes(self) -> int:
         if self._n_processes == "auto":
             return first_workers(usable_cpus())
         return whole_cpus() if self._n_processes is None else self._n_processes
-
-    @property
-    def shared_mem(self) -> int | None:
-        """Bytes per example that slots have room for at first."""
-        return self._shared_mem
-
-    @property
-    def maxtasksperchild(self) -> int | None:
-        """Number of row ranges that a worker completes before it is replaced."""
-        return self._maxtasksperchild
-
-    @property
-    def hedge(self) -> float | None:
-        """Share of the examples that may be fetched a second time; None: no second fetches."""
-        return self._hedge
-
-    @property
-    def worker_init(self) -> Callable[[int], Any] | None:
-        """Callable that each worker calls when it starts."""
-        return self._worker_init  # type: ignore[no-any-return]
 
     def start(self) -> None:
         """Start the worker processes now, all at once, and the first batches with them.

@@ -16,6 +16,7 @@ from fastiter.iterators import _arguments
 from fastiter.iterators._arguments import OnTimeout, Rank, SeedExamples, Tail
 from fastiter.iterators._batch_maker import BatchMaker
 from fastiter.iterators._prefetching import PrefetchingIterator, shared
+from fastiter.iterators._properties import Given, given
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._stream_parts import PartStore, ShardParts
 
@@ -87,6 +88,8 @@ class MultithreadIterator(PrefetchingIterator):
     after a second.
     """
 
+    n_threads: Given[int] = given("_n_threads", "Number of threads.")
+
     @_arguments.names_counterparts
     def __init__(
         self,
@@ -127,11 +130,6 @@ class MultithreadIterator(PrefetchingIterator):
         )
         self._is_serial = seed_examples is not False  # the generators are the process's
         super().__init__(**shared(locals()))
-
-    @property
-    def n_threads(self) -> int:
-        """Number of threads."""
-        return self._n_threads
 
     def finalize(self) -> None:
         """End the iteration and its threads.
