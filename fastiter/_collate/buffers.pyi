@@ -2,8 +2,7 @@ from typing_extensions import disjoint_base
 
 @disjoint_base
 class Buffer:
-    @property
-    def nbytes(self) -> int: ...
+    nbytes: int
 
 def trim_buffers() -> None: ...
 def complaint() -> str: ...

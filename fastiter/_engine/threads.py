@@ -213,17 +213,17 @@ class ThreadExecutor(Executor):
         assert plan.indices is not None
         if concat is not None:
             plain = maker.plain()
-            if plain is not None and not plain.reader.is_fixed:
+            if plain is not None and not plain.is_fixed:
                 return ListsTask(settings, origin, maker.gatherer(plain))
             if plain is None:
                 getter = column_getter(maker.dataset)
                 if getter is not None:
                     return GetExamplesTask(settings, origin, getter)
             elif maker.fills_suit(plain):
-                outputs = plain.reader.outputs(len(plan.indices))
+                outputs = plain.outputs(len(plan.indices))
                 if outputs is not None:
                     n_batches = self.n_prefetch + 1
-                    return ColumnsTask(settings, origin, plain.reader, outputs, n_batches)
+                    return ColumnsTask(settings, origin, plain, outputs, n_batches)
         return RowsTask(settings, origin, self._assembler)
 
     # ---- settings, statistics

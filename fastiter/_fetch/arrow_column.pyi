@@ -7,8 +7,7 @@ from typing_extensions import Self, disjoint_base
 @disjoint_base
 class ArrowColumn:
     def __new__(cls, arrays: list[Any], layout: str, dtype: np.dtype[Any], *_: Any) -> Self: ...
-    @property
-    def row_groups(self) -> Any: ...
+    row_groups: Any
     def set_chunk(self, number: int, given: tuple[Any, Any]) -> None: ...
     dtype: np.dtype[Any]
     shape: tuple[int, ...]

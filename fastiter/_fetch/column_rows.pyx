@@ -25,7 +25,7 @@ cdef class ColumnRows(SlotRows):
     def __cinit__(self, WorkerRing end, dataset, *_):
         self.reader = reader_of(dataset)
         if self.reader.columns is not None:
-            self.gatherer = self.reader.columns.reader
+            self.gatherer = self.reader.columns
             self.is_paged = self.gatherer.row_groups is not None
 
     @cython.final

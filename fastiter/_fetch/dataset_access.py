@@ -26,7 +26,6 @@ from fastiter._fetch.arrow_types import DictionaryColumn, ObjectColumn, Optional
 from fastiter._fetch.gather import ColumnReader
 from fastiter._fetch.token_column import TokenColumn
 from fastiter._order import example_context
-from fastiter._ring.schema import BARE, DICT, TUPLE
 from fastiter._util.failures import RowCountError
 from fastiter._util.loaded import loaded
 
@@ -184,17 +183,7 @@ def keeps_rows(dataset: Any) -> bool:
     return ask is None or bool(ask(dataset))
 
 
-class PlainColumns(NamedTuple):
-    """A dataset of arrays, and its reader."""
-
-    reader: ColumnReader
-    container: int  # as in a `Schema`
-    keys: tuple[str, ...] | None  # of a dict
-    delegates: tuple[tuple[Any, Any], ...]
-    is_arrow: bool  # whether a column is not a NumPy array
-
-
-def plain_columns(dataset: Any) -> PlainColumns | None:
+def plain_columns(dataset: Any) -> ColumnReader | None:
     """The reader of a dataset of arrays of numbers; None for any other dataset."""
     columns = dataset if type(dataset) is Columns else columns_of(dataset)
     if not columns or not columns.columns or (columns.by_example and columns is not dataset):
@@ -203,36 +192,32 @@ def plain_columns(dataset: Any) -> PlainColumns | None:
     groups = {id(getattr(column.array, "row_groups", None)) for column in columns.columns}
     if len(groups) > 1 or any(type(column.array) not in _READ for column in arrays):
         return None
-    reader = ColumnReader(columns.mode, columns.keys, list(arrays), columns.views)
-    container = {tuple: TUPLE, dict: DICT}.get(columns.mode, BARE)
-    keys = columns.keys if container == DICT else None
-    is_arrow = any(type(column.array) is not np.ndarray for column in arrays)
-    return PlainColumns(reader, container, keys, columns.delegates, is_arrow)
+    mode, keys, _, views, delegates, *_ = columns
+    return ColumnReader(mode, keys, list(arrays), views, delegates)
 
 
 class ColumnGatherer:
     """Gathers batches of a dataset's columns, of which some are lists, as concat_examples joins its
     examples."""
 
-    def __init__(self, plain: PlainColumns, padding: Padding) -> None:
-        self._reader = plain.reader
-        specs = plain.reader.specs()
-        keys, dtypes = plain.keys, plain.reader.dtypes
+    def __init__(self, reader: ColumnReader, padding: Padding) -> None:
+        self.reader = reader
+        specs, keys = reader.specs(), reader.keys
         self._names: Sequence[Any] = range(len(specs)) if keys is None else keys
-        self._rules = rules_for(padding, plain.container, keys, specs, dtypes)
+        self._rules = rules_for(padding, reader.container, keys, specs, reader.dtypes)
 
     def gather(self, indices: npt.NDArray[np.int64]) -> Any:
         """The batch; None if it has to be made of examples, which then also raise its errors."""
         if self._rules is None:
             return None
         try:
-            gathered = self._reader.gather_columns(indices, self._rules)
+            gathered = self.reader.gather_columns(indices, self._rules)
         except (OSError, ValueError):  # a text is none, offsets lead out of the values, a bad file
             return None
         if gathered is None:
             return None
         outputs, lengths = gathered
-        return with_lengths(self._reader.batch(outputs), self._names, lengths)
+        return with_lengths(self.reader.batch(outputs), self._names, lengths)
 
 
 def row_groups_of(dataset: Any) -> Any:

@@ -30,9 +30,11 @@ cdef struct Places:
 cdef const int64_t *indices_of(object indices, Py_ssize_t *n) except NULL
 
 cdef class ColumnReader:
-    cdef tuple keys
+    cdef readonly tuple keys  # of a dict; else None
     cdef bint views
-    cdef int container
+    cdef readonly int container  # as in a `Schema`
+    cdef readonly tuple delegates
+    cdef readonly bint is_arrow  # whether a column is not a NumPy array
     cdef list columns
     cdef list templates
     cdef list tables

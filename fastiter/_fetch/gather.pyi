@@ -9,10 +9,13 @@ __pyx_capi__: dict[str, object]  # what other compiled modules call
 
 @disjoint_base
 class ColumnReader:
-    def __new__(cls, mode: Any, keys: tuple[str, ...], columns: list[Any], views: bool) -> Self: ...
+    def __new__(cls, mode: Any, keys: tuple[str, ...], columns: list[Any], *_: Any) -> Self: ...
+    keys: tuple[str, ...] | None
+    container: int
+    delegates: tuple[tuple[Any, Any], ...]
+    is_arrow: bool
     dtypes: list[np.dtype[Any]]
-    @property
-    def row_groups(self) -> Any: ...
+    row_groups: Any
     def pieces(
         self, indices: NDArray[np.int64], whole: bool = ...
     ) -> Iterator[tuple[int, int]]: ...

@@ -68,11 +68,11 @@ cdef class ColumnReader:
     a `TokenColumn`, or an object whose ``values(rows)`` gives a list.
     """
 
-    def __cinit__(self, mode, tuple keys, list columns, bint views):
+    def __cinit__(self, mode, tuple keys, list columns, bint views, tuple delegates=()):
         cdef ColumnSource *source
-        self.keys = keys
-        self.views = views
+        self.views, self.delegates = views, delegates
         self.container = TUPLE if mode is tuple else DICT if mode is dict else BARE
+        self.keys = keys if self.container == DICT else None
         self.count = len(columns)
         self.columns, self.templates, self.tables, self.dtypes = [], [], [], []
         self.is_fixed = True
@@ -81,6 +81,7 @@ cdef class ColumnReader:
         for number, (data, rows) in enumerate(columns):
             source = &self.sources[number]
             source.kind = ARRAY
+            self.is_arrow |= type(data) is not numpy.ndarray
             dtype = getattr(data, "dtype", None)
             self.columns.append(data)
             if getattr(data, "row_groups", None) is not None:

@@ -4,7 +4,7 @@ from fastiter._ring.schema cimport RowSink
 
 cdef class DatasetReader:
     cdef readonly object dataset
-    cdef readonly object columns  # `PlainColumns`, where rows are gathered from these; or None
+    cdef readonly object columns  # the `ColumnReader`, where rows are gathered; or None
     cdef readonly object getter  # where one call fetches many examples; or None
     cdef int read(self, RowSink sink, uint32_t first, uint32_t count) except -1
 
@@ -12,4 +12,4 @@ cdef class ManyReader(DatasetReader):
     pass
 
 cdef class ColumnsReader(DatasetReader):
-    cdef object gatherer  # the `ColumnReader`
+    pass

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
-from fastiter._fetch.dataset_access import PlainColumns
+from fastiter._fetch.gather import ColumnReader
 from fastiter._ring.schema import RowSink
 from fastiter._util.failures import Failure
 
@@ -18,10 +18,9 @@ class ListSink(RowSink):
 class DatasetReader:
     def __init__(self, dataset: Any) -> None: ...
     dataset: Any
-    columns: PlainColumns | None
+    columns: ColumnReader | None
     getter: Any
-    @property
-    def is_current(self) -> bool: ...
+    is_current: bool
     def fill(self, sink: RowSink, first: int, count: int) -> None: ...
     def examples(
         self,
@@ -35,9 +34,8 @@ class DatasetReader:
 class ManyReader(DatasetReader):
     def __init__(self, dataset: Any, getter: Any) -> None: ...
 
-@disjoint_base
 class ColumnsReader(DatasetReader):
-    def __init__(self, dataset: Any, columns: PlainColumns) -> None: ...
+    def __init__(self, dataset: Any, columns: ColumnReader) -> None: ...
 
 def can_share_rows(keys: Any, most: int) -> bool: ...
 def reader_of(dataset: Any) -> DatasetReader: ...

@@ -176,17 +176,17 @@ cdef class ColumnsReader(DatasetReader):
     cannot be gathered by example: the dataset itself says what is wrong with it."""
 
     def __init__(self, dataset, columns):
-        self.dataset, self.columns, self.gatherer = dataset, columns, columns.reader
+        self.dataset, self.columns = dataset, columns
 
     cdef int read(self, RowSink sink, uint32_t first, uint32_t count) except -1:
-        cdef uint32_t done = sink.gather(self.gatherer, first, count)
+        cdef uint32_t done = sink.gather(self.columns, first, count)
         if done < count:
             DatasetReader.read(self, sink, first + done, count - done)
         return 0
 
     def examples(self, indices, tuple origin, bint tolerates=False, first=0, stop=None):
         try:
-            found = self.gatherer.examples(indices[first:stop])
+            found = self.columns.examples(indices[first:stop])
         except (OSError, ValueError):
             found = None
         if found is None:

@@ -35,7 +35,7 @@ from fastiter.errors import DatasetTimeoutError, WorkerDiedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fastiter._fetch.dataset_access import PlainColumns
+    from fastiter._fetch.gather import ColumnReader
     from fastiter._ring.parent import Report
 
 _SPARES = 32  # slots that replace those retired by forks of the program
@@ -208,10 +208,10 @@ class Pool:
                 self.ring.single_until = -1
             self.ring.fast_path_ok = not self._crash_counts and self.ring.single_until < 0
 
-    def use_columns(self, plain: PlainColumns, rows: int) -> None:
+    def use_columns(self, plain: ColumnReader, rows: int) -> None:
         """Let batches of up to ``rows`` have a dataset's own columns from the first one on, unless
         these are too many."""
-        specs = plain.reader.specs()
+        specs = plain.specs()
         if len(specs) <= MOST_FIELDS:
             self.ring.use_schema(Schema(plain.container, plain.keys, specs, rows))
             self._learner.use(self.ring.schema)

@@ -19,8 +19,7 @@ class RowWriter(ColumnRows):
         two_steps: bool = False,
         hedges: bool = False,
     ) -> Self: ...
-    @property
-    def n_examples(self) -> int: ...
+    n_examples: int
     rows: list[int] | None
     indices: list[int]
     turn: int | None

@@ -200,10 +200,10 @@ class ArrowDataset(BatchedDataset):
                 examples = [self._part_of(example) for example in examples]
         else:
             assert self._plain is not None
-            examples = self._plain.reader.examples(np.array(indices, dtype=np.int64))
+            examples = self._plain.examples(np.array(indices, dtype=np.int64))
             if examples is None:
                 rows = [row_at(index, len(self)) for index in indices]
-                examples = self._plain.reader.examples(np.array(rows, dtype=np.int64))
+                examples = self._plain.examples(np.array(rows, dtype=np.int64))
         if not self._decode:
             return examples  # type: ignore[no-any-return]
         if self.mode is None:

@@ -12,7 +12,8 @@ from fastiter._collate.columns import collate_columns
 from fastiter._collate.numpy_fallback import fill_casts
 from fastiter._collate.padding import Padding
 from fastiter._device import devices
-from fastiter._fetch.dataset_access import ColumnGatherer, PlainColumns, column_getter, columns_of
+from fastiter._fetch.dataset_access import ColumnGatherer, column_getter, columns_of
+from fastiter._fetch.gather import ColumnReader
 from fastiter._fetch.reader import DatasetReader, reader_of
 from fastiter._fetch.seeded import SeededCall, SeededExamples
 from fastiter._util.concurrency import made_once
@@ -108,7 +109,7 @@ class BatchMaker:
         if seeding is not None and self.converter is not None and self.concat is None:
             self.converter = SeededCall(self.converter, seeding)
         self._reader: DatasetReader | None = None  # found out with the first batch
-        self._gatherer: tuple[PlainColumns, ColumnGatherer] | None = None
+        self._gatherer: ColumnGatherer | None = None
         #: makes a batch at once, or returns None; None if it is not known to be of use
         self.gather: Callable[[Any], Any] | None = None
 
@@ -160,8 +161,8 @@ class BatchMaker:
     def _column_getter(self) -> Callable[[list[int]], tuple[Any, ...]] | None:
         return column_getter(self.dataset)
 
-    def plain(self) -> PlainColumns | None:
-        """Return the dataset's arrays if it consists of them, else None."""
+    def plain(self) -> ColumnReader | None:
+        """The reader of the dataset's arrays if it consists of them, else None."""
         return self.reader().columns
 
     def _arrays(self, indices: Indices, concat: ConcatOptions, tolerates: bool) -> Any:
@@ -169,13 +170,13 @@ class BatchMaker:
         dataset raises."""
         plain = self.plain()
         if plain is not None:
-            if not plain.reader.is_fixed:
+            if not plain.is_fixed:
                 return self.gatherer(plain).gather(indices)
             if not self.fills_suit(plain):
                 return None
             if concat.padding.is_none and self._device is None and not plain.delegates:
-                self.gather = plain.reader.gather
-            return plain.reader.gather(indices)
+                self.gather = plain.gather
+            return plain.gather(indices)
         getter = self._column_getter
         if getter is None:
             return None
@@ -187,27 +188,27 @@ class BatchMaker:
             return None
         return collate_columns(self.dataset, columns, len(indices), *concat, indices=indices)
 
-    def fills_suit(self, plain: PlainColumns) -> bool:
+    def fills_suit(self, plain: ColumnReader) -> bool:
         """Whether concat_examples' result is the rows of the columns: it accepts the padding, which
         has no effect on rows of equal shapes."""
         if self.concat is None or (padding := self.concat.padding).is_none:
             return self.concat is not None
         if not padding.only_fills or isinstance(padding.padding, (tuple, dict)):
             return False
-        return all(fill_casts(padding.padding, dtype) for dtype in plain.reader.dtypes)
+        return all(fill_casts(padding.padding, dtype) for dtype in plain.dtypes)
 
     def only_gathers(self) -> bool:
         """Whether a batch is made of columns alone, which no other process has to read."""
         return self.concat is not None and self.plain() is not None
 
-    def gatherer(self, plain: PlainColumns) -> ColumnGatherer:
+    def gatherer(self, plain: ColumnReader) -> ColumnGatherer:
         """The gatherer of columns whose rows differ in size. It is made with other filters of
         warnings, which are the program's: by the thread that iterates."""
         kept = self._gatherer
-        if kept is None or kept[0] is not plain:
+        if kept is None or kept.reader is not plain:
             assert self.concat is not None
-            kept = self._gatherer = plain, ColumnGatherer(plain, self.concat.padding)
-        return kept[1]
+            kept = self._gatherer = ColumnGatherer(plain, self.concat.padding)
+        return kept
 
     def sent(self, batch: Any) -> Any:
         """Send an array, or a list, tuple or dict of arrays, to the iterator's device."""

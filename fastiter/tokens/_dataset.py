@@ -379,7 +379,7 @@ class TokenDataset(BatchedDataset):
     def _getitems(self, indices: list[int]) -> list[dict[str, Any]]:
         rows = self._rows(indices)
         assert self._plain is not None
-        examples = self._plain.reader.examples(rows)
+        examples = self._plain.examples(rows)
         if examples is None:
             raise out_of_range(indices, len(self))
         return examples

@@ -202,7 +202,7 @@ class MegatronDataset(BatchedDataset):
     def _getitems(self, indices: list[int]) -> list[dict[str, Any]]:
         rows = np.array([row_at(i, len(self)) for i in indices], dtype=np.int64)
         assert self._plain is not None
-        examples = self._plain.reader.examples(rows)
+        examples = self._plain.examples(rows)
         assert examples is not None
         return examples if self._is_plain else [self._completed(row) for row in examples]
 
