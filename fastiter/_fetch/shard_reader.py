@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -120,32 +120,15 @@ class _OpenShard:
 
 
 class ShardReader:
-    """Reads parts of shards. A shard stays open for its next part.
+    """Reads parts of the shards of a `StreamDataset`. A shard stays open for its next part.
 
     An answer does not depend on earlier ones: a reader that was replaced, or gets a request for the
     same part again, opens the shard anew.
-
-    Parameters
-    ----------
-    shards : list
-    open_shard : callable
-        ``open_shard(shard)`` opens one of them.
-    most : int
-        Shards that stay open.
-    seeds : ShardSeeds, optional
     """
 
-    def __init__(
-        self,
-        shards: list[Any],
-        open_shard: Callable[[Any], Any],
-        most: int,
-        seeds: ShardSeeds | None = None,
-    ) -> None:
-        self._shards = shards
-        self._open_shard = open_shard
-        self._most = most
-        self._seeds = seeds
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._seeds = stream, stream.seeds
+        self._most = 2 * stream.interleave + 1  # shards that stay open
         self._sources: dict[int, _OpenShard] = {}
         # Where turns have ended or failed: parts behind that are asked for ahead of it.
         self._ends: dict[int, int] = {}
@@ -203,7 +186,8 @@ class ShardReader:
             self._ends.clear()
         if self._seeds is not None:
             next(self._seeds.before(part, -1, 1))
-        source = _OpenShard(self._open_shard(self._shards[part.shard]), part, self._seeds)
+        opened = self._stream.open_shard(self._stream.shards[part.shard])
+        source = _OpenShard(opened, part, self._seeds)
         source.skip(part.start - source.position)
         return source
 

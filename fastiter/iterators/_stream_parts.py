@@ -6,6 +6,7 @@ place of the epoch's order. A turn's parts are read by one worker, one after ano
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,7 +57,7 @@ class ShardParts:
 
     def __init__(self, stream: StreamDataset) -> None:
         self.stream = stream
-        self.reader = reader_of(stream)
+        self.reader = ShardReader(stream)
         self.asked: dict[int, ShardPart] = {}
 
     def __len__(self) -> int:
@@ -64,12 +65,6 @@ class ShardParts:
 
     def __getitem__(self, number: int) -> Examples:
         return self.reader.read(self.asked[number])
-
-
-def reader_of(stream: StreamDataset) -> ShardReader:
-    """Reader of the shards of a stream."""
-    most = 2 * stream.interleave + 1
-    return ShardReader(stream.shards, stream.open_shard, most, stream.seeds)
 
 
 class PartQueue(PlanQueue):
@@ -118,14 +113,8 @@ class PartQueue(PlanQueue):
 
 
 class PartStore:
-    """Examples that were read of the open turns, and of turns after them.
-
-    Parameters
-    ----------
-    stream : StreamDataset
-    rows : int
-        Examples that all ranks take in a step.
-    """
+    """Examples that were read of the open turns, and of turns after them. ``rows`` are the examples
+    that all ranks take in a step."""
 
     def __init__(self, stream: StreamDataset, rows: int) -> None:
         self.stream = stream
@@ -133,9 +122,9 @@ class PartStore:
         self._step_rows = rows
         self.rows = max(_LEAST, -(-rows // min(stream.interleave, len(stream.shards))))
         self.merged_to = MergePosition((), range(0))
-        self._reader = reader_of(stream)
+        self._reader = ShardReader(stream)
         self._turns: dict[int, _Turn] = {}
-        self._orders: dict[int, list[int]] = {}  # of epochs
+        self._order = functools.lru_cache(maxsize=3)(stream.order)  # of an epoch
         self._needed = -1  # the turn that is waited for
         self._raised: set[int] = set()  # turns whose failure was raised
         self._most: dict[int, int] = {}  # by turn: examples in a part, where one could not be sent
@@ -337,11 +326,7 @@ class PartStore:
     def shard(self, number: int) -> int:
         """Shard that a turn reads."""
         epoch, place = divmod(number, len(self.stream.shards))
-        if epoch not in self._orders:
-            while len(self._orders) > 2:
-                self._orders.pop(next(iter(self._orders)), None)
-            self._orders[epoch] = self.stream.order(epoch)
-        return self._orders[epoch][place]
+        return self._order(epoch)[place]
 
 
 def _failure_of(error: Any, facts: str) -> Failure:

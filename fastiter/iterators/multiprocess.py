@@ -11,6 +11,7 @@ from fastiter._engine.choosing import Choosing
 from fastiter._engine.executor import Executor
 from fastiter._engine.processes import ProcessExecutor
 from fastiter._fetch.seeded import SeededCall
+from fastiter._fetch.shard_reader import ShardReader
 from fastiter._plan.epoch_sampler import EpochSampler
 from fastiter._stats.autotune import first_workers, most_workers
 from fastiter._util.arguments import checked_callable, checked_optional_int
@@ -29,7 +30,7 @@ from fastiter.iterators._batch_maker import BatchMaker
 from fastiter.iterators._prefetching import PrefetchingIterator, shared
 from fastiter.iterators._properties import Given, given
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._stream_parts import PartStore, reader_of
+from fastiter.iterators._stream_parts import PartStore
 
 if TYPE_CHECKING:
     from fastiter._fetch.shard_reader import Examples, ShardPart
@@ -344,7 +345,7 @@ class StreamJob(BatchJob):
 
     def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
         introduce(self.dataset, self.worker_init, arguments.number, arguments.workers, seed)
-        reader = reader_of(self.dataset)
+        reader = ShardReader(self.dataset)
 
         def answer(part: ShardPart) -> tuple[int, Examples]:
             found = reader.read(part)
