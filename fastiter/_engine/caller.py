@@ -13,17 +13,9 @@ if TYPE_CHECKING:
 
 
 class CallerExecutor(Executor):
-    """An `Executor` without workers.
-
-    Parameters
-    ----------
-    batch_maker : object
-        ``gather(indices)`` makes a batch at once, or returns None; ``batch_maker.batch(plan, seed,
-        policy)`` makes any.
-    policy : FailurePolicy or None
-    is_seeded : bool
-        Whether the global generators are seeded for examples and converter.
-    """
+    """An `Executor` without workers. ``batch_maker.gather(indices)`` makes a batch at once, or
+    returns None; ``batch_maker.batch(plan, seed, policy)`` makes any, ``is_seeded`` with the global
+    generators seeded for examples and converter."""
 
     def __init__(self, batch_maker: Any, policy: FailurePolicy | None, is_seeded: bool, seed: Seed):
         self._batch_maker = batch_maker

@@ -16,14 +16,8 @@ class DeviceStage:
     """Between an executor and the loop: has the batches copied, and hands the copies out.
 
     The executor's batches are copied by `begin` in its ``finish``: the outcome of a plan is a
-    `PendingBatch` or a `Failure`.
-
-    Parameters
-    ----------
-    transfer_of : callable
-        ``transfer_of()`` is what copies; it initialises CUDA.
-    n_ahead : int
-        Batches that are copied ahead of the one that is handed out.
+    `PendingBatch` or a `Failure`. ``transfer_of()`` is what copies, and initialises CUDA;
+    ``n_ahead`` batches are copied ahead of the one that is handed out.
     """
 
     def __init__(self, transfer_of: Callable[[], AsyncTransfer], n_ahead: int) -> None:
@@ -54,14 +48,12 @@ class DeviceStage:
         if plan.outcome is None:
             transfer.wait(self._most)
             executor.make(plans, plan)
-        while self._count_begun(plans) < self._most and transfer.poll() <= self._most:
+        while transfer.poll() <= self._most and (  # batches that were not delivered
+            sum(plan.outcome is not None for plan in plans.plans) < self._most
+        ):
             if executor.ready(plans) is None:
                 break
         pending = plan.outcome
         if pending is None:  # by a signal handler or another thread
             raise RuntimeError("the iterator was finalized or reset while next() was at work")
         return pending if isinstance(pending, Failure) else capture(pending.hand_out)
-
-    def _count_begun(self, plans: PlanQueue) -> int:
-        """Batches that were not delivered, and whose copy has begun."""
-        return sum(plan.outcome is not None for plan in plans.plans)

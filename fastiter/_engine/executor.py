@@ -25,29 +25,23 @@ class Executor(Adjustable):
     ends with its last reference.
 
     A subclass that does not define one of them has no workers, or nothing to do there.
-
-    Attributes
-    ----------
-    seed : (int, int)
-        Seed of the random numbers of examples. Set when a state is loaded, before `drop`.
-    n_workers, n_prefetch : int
-        Present number of workers, and of batches made ahead; 0 where the caller makes them.
-    arena : Arena or None
-        Shared memory in which the batches lie.
     """
 
-    seed: Seed
+    seed: Seed  #: of the random numbers of examples; set when a state is loaded, before `drop`
 
     @property
     def n_workers(self) -> int:
+        """Present number of workers; 0 where the caller makes the batches."""
         return 0
 
     @property
     def n_prefetch(self) -> int:
+        """Present number of batches made ahead; 0 where the caller makes them."""
         return 0
 
     @property
     def arena(self) -> Arena | None:
+        """Shared memory in which the batches lie."""
         return None
 
     def start(self, plans: PlanQueue) -> None:

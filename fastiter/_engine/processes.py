@@ -26,36 +26,22 @@ class ProcessExecutor(Executor):
     """An `Executor` whose workers are processes: those of a `Pool`, which starts with the first
     batch, or with `start`.
 
-    Parameters
-    ----------
-    new_pool : callable or None
-        ``new_pool()(n_rows, n_workers, n_prefetch)`` returns a pool with room for batches of
-        ``n_rows``, and may start its workers; else `start` does. None: `use` brings the pool.
-    lock : RLock
-        Lock of the loop.
-    timer : Timer
-    policy : FailurePolicy or None
-    is_seeded : bool
-        Whether what is converted in the caller has seeds of its own.
-    seed : (int, int)
-    n_workers, n_prefetch : int
-        Numbers of workers, and of batches made ahead, of the first pool.
-    finish : callable, optional
-        ``finish(batch)``, called in the caller, returns what is delivered.
+    ``new_pool()(n_rows, n_workers, n_prefetch)`` returns a pool with room for batches of
+    ``n_rows``, and may start its workers; else `start` does. None: `use` brings the pool.
     """
 
     def __init__(
         self,
         new_pool: Callable[[], Callable[[int, int, int], Pool] | None] | None,
-        lock: Any,
+        lock: Any,  # of the loop
         timer: Timer,
         *,
         policy: FailurePolicy | None = None,
-        is_seeded: bool = False,
+        is_seeded: bool = False,  # whether what is converted in the caller has seeds of its own
         seed: Seed = (0, 0),
-        n_workers: int = 0,
+        n_workers: int = 0,  # of the first pool, as n_prefetch, the batches made ahead
         n_prefetch: int = 0,
-        finish: Callable[[Any], Any] | None = None,
+        finish: Callable[[Any], Any] | None = None,  # makes, in the caller, what is delivered
     ) -> None:
         self.pool: Pool | None = None
         self._new_pool = new_pool
@@ -137,7 +123,7 @@ class ProcessExecutor(Executor):
 
     def make(self, plans: PlanQueue, plan: Plan, begins: bool = True) -> Plan:
         """As in `Executor`; with ``begins``, have the workers also begin the batches ahead."""
-        pool = self.running(plans, len(plan.indices))  # type: ignore[arg-type]
+        pool = self.running(plans, len(plan.indices))
         ring = pool.ring
         if begins:
             ring.top_up(plans)

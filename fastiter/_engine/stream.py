@@ -14,18 +14,9 @@ if TYPE_CHECKING:
 
 
 class StreamExecutor:
-    """Merges examples of shards, and converts them; otherwise it is the `Executor` that reads them.
-
-    Parameters
-    ----------
-    inner : Executor
-        Executor that reads the parts of shards, whose plans are ``parts``; or a `CallerExecutor`.
-    parts : PlanQueue or None
-    batch_maker : object
-        ``batch_maker.batch_of(examples)`` makes the batch.
-    is_seeded : bool
-        Whether the global generators are seeded for examples and converter.
-    """
+    """Merges examples of shards, and converts them by ``batch_maker.batch_of(examples)``, for which
+    the global generators are seeded if ``is_seeded``; otherwise it is ``inner``, the `Executor`
+    that reads the parts of shards, whose plans are ``parts``, or a `CallerExecutor`."""
 
     def __init__(
         self, inner: Executor, parts: PlanQueue | None, batch_maker: Any, is_seeded: bool

@@ -41,48 +41,24 @@ _MOST_EVENTS = 32_765  # of a trace, for each thread
 
 
 class ThreadExecutor(Executor):
-    """An `Executor` whose workers are threads of this process, which start with the first batch.
-
-    Parameters
-    ----------
-    batch_maker : object
-        `BatchMaker`, which reads the dataset, and converts.
-    rows : int
-        Examples that a batch has at most.
-    lock : RLock
-        Lock of the loop.
-    timer : Timer
-    n_threads, n_prefetch : int
-    limit : TimeLimit or None
-        Limit of the time for an example.
-    policy : FailurePolicy or None
-    claims : RowClaims or None
-        Claims of a dataset of row groups.
-    seed : (int, int)
-    finish : callable, optional
-        ``finish(batch)``, called in the caller, returns what is delivered.
-    converts : bool
-        Whether the threads call the converter.
-    measures : bool
-        Whether the size of each batch is measured, for a setting that is 'auto'.
-    """
+    """An `Executor` whose workers are threads of this process, which start with the first batch."""
 
     def __init__(
         self,
-        batch_maker: Any,
-        rows: int,
-        lock: Any,
+        batch_maker: Any,  # a `BatchMaker`, which reads the dataset, and converts
+        rows: int,  # that a batch has at most
+        lock: Any,  # of the loop
         timer: Timer,
         *,
         n_threads: int,
         n_prefetch: int,
-        limit: TimeLimit | None = None,
+        limit: TimeLimit | None = None,  # of the time for an example
         policy: FailurePolicy | None = None,
-        claims: RowClaims | None = None,
+        claims: RowClaims | None = None,  # of a dataset of row groups
         seed: Seed = (0, 0),
-        finish: Callable[[Any], Any] | None = None,
-        converts: bool = True,
-        measures: bool = False,
+        finish: Callable[[Any], Any] | None = None,  # makes, in the caller, what is delivered
+        converts: bool = True,  # whether the threads call the converter
+        measures: bool = False,  # whether batches are measured, for a setting that is 'auto'
     ) -> None:
         self._batch_maker = batch_maker
         self._lock = lock
@@ -210,7 +186,6 @@ class ThreadExecutor(Executor):
     def _task(self, plan: Plan) -> BatchTask:
         settings, maker = self._settings, self._batch_maker
         origin, concat = (self.seed, plan), maker.concat
-        assert plan.indices is not None
         if concat is not None:
             plain = maker.plain()
             if plain is not None and not plain.is_fixed:

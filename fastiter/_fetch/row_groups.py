@@ -127,23 +127,14 @@ class _User(NamedTuple):
 
 
 class RowGroups:
-    """The row groups of some files: chunks of columns, which are there while they are pinned.
-
-    Parameters
-    ----------
-    sources : places of the groups, none of which is empty.
-    ends : int64 array (n,)
-        Number of the row behind each group.
-    files : facts about each file when the dataset was made, by its path.
-    table, cells : descriptors of the two files, which all processes share. They stay open.
-    """
+    """The row groups of some files: chunks of columns, which are there while they are pinned."""
 
     def __init__(
         self,
-        sources: list[GroupPlace],
-        ends: npt.NDArray[np.int64],
-        files: Mapping[str, parquet_files.FileFacts],
-        table: int,
+        sources: list[GroupPlace],  # none of which is empty
+        ends: npt.NDArray[np.int64],  # (n,): number of the row behind each group
+        files: Mapping[str, parquet_files.FileFacts],  # when the dataset was made, by its path
+        table: int,  # descriptors of the two files, which all processes share; they stay open
         cells: int,
     ) -> None:
         self.ends = ends

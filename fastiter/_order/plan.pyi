@@ -9,7 +9,7 @@ TAILS: tuple[str, ...]
 
 @disjoint_base
 class Plan:
-    indices: NDArray[np.int64] | None
+    indices: Any  # NDArray[np.int64]; None at the end, which most code has asked about before
     work: Any
     outcome: Any
     progress: Any

@@ -46,7 +46,6 @@ def dataset_length(dataset: Any) -> int:
 
 def epochs_of_rows(plan: Plan) -> Indices:
     """The epoch of each row of a batch."""
-    assert plan.indices is not None
     if plan.row_epochs is not None:
         return plan.row_epochs
     before = np.arange(len(plan.indices) - plan.position, -plan.position, -1, dtype=np.int64)
@@ -323,7 +322,6 @@ class Planner(EpochPlanQueue):
         from fastiter._order import permutation
 
         assert self.example_seed is not None
-        assert plan.indices is not None
         repeats = [
             self._repeats_in(order, start, stop) + (rounds << 32)
             for order, start, stop, rounds in parts

@@ -73,7 +73,6 @@ class ReplayPlanner(Planner):
         fewer.former_size = self.former_size
         behind, stop = state, state.position
         for own, plan in zip(fewer.plans_of(state, range(len(plans))), plans, strict=True):
-            assert own.indices is not None and plan.indices is not None
             if not np.array_equal(own.indices, plan.indices):
                 return None
             behind, stop = own.state, stop + len(plan.indices)

@@ -96,7 +96,6 @@ class BatchTask:
 
     def __init__(self, settings: TaskSettings, origin: Origin) -> None:
         indices = origin[1].indices
-        assert indices is not None
         self._settings = settings
         self._origin = origin
         self.plan = origin[1]

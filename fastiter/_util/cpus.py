@@ -36,11 +36,8 @@ def cgroup_quota(proc: Path = _PROC, mount: Path = _GROUPS) -> float:
 
 
 def control_groups(controller: str, proc: Path, mount: Path) -> Iterator[Path]:
-    """Directories of the control groups, of version 1 or 2, that may limit a process.
-
-    ``controller`` is "cpu" or "memory", ``proc`` the process' directory under ``/proc``, ``mount``
-    where control groups are mounted.
-    """
+    """Directories of the control groups, of version 1 or 2, that may limit a process: of a
+    ``controller``, "cpu" or "memory", by its directory under ``/proc`` and what is mounted."""
     try:
         lines = (proc / "cgroup").read_text().splitlines()
     except OSError:

@@ -28,7 +28,6 @@ def read_irregular(
     failures."""
     examples: dict[int, Any] = {}
     failures: list[Failure] = []
-    assert plan.indices is not None
     for row, code in codes:
         what = plan.name_of(row)
         facts = f"{what}, {plan.label}"

@@ -176,7 +176,6 @@ class Pool:
         Raises errors of the batch, too: a field cannot be loaded, or the converter raises.
         """
         indices, lease = plan.indices, None
-        assert indices is not None
         try:
             lease, codes = self.ring.take_irregular()
             tolerates = policy is not None
@@ -220,7 +219,6 @@ class Pool:
         """Lets later batches have the columns that this one would have needed."""
         self.spilled_rows += len(irregular) if plan.schema is not None else 0
         if self.job.learns_columns:
-            assert plan.indices is not None
             examples = [*irregular.values()]
             schema = self._learner.learn(plan.schema, len(plan.indices), examples)
             if schema is not None:
@@ -499,7 +497,6 @@ class Pool:
         plan = next((s for s in self.ring.scheduled if s.q == q and s.slot == slot), None)
         if plan is None:
             return False  # of a batch that was reset or moved
-        assert plan.indices is not None
         index: Any = int(plan.indices[row]) if row >= 0 and suspects == 1 else None
         step = index if row >= 0 else status.FINISHING
         if isinstance(end, Overrun) and step != end.step:

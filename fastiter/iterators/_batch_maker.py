@@ -117,7 +117,6 @@ class BatchMaker:
         """Fetch a batch and convert it; return it or its `Failure`. Without a ``policy``, which
         decides about examples that fail, the first of them ends the batch."""
         indices = plan.indices
-        assert indices is not None
         if self.concat is not None:
             arrays = self._arrays(indices, self.concat, policy is not None)
             if arrays is not None:

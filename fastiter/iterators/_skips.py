@@ -110,7 +110,6 @@ class SkipPolicy:
 
     def _place(self, plan: Plan, row: int) -> tuple[Any, int]:
         """Dataset index and epoch of a row."""
-        assert plan.indices is not None
         return int(plan.indices[row]), plan.epoch_of(row)
 
     def _before(self, plan: Plan) -> SkipState:

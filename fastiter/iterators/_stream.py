@@ -113,7 +113,6 @@ class StreamPlanner(Planner):
             store.keep = self._keep
 
     def examples_of(self, plan: Plan) -> list[Any]:
-        assert plan.indices is not None
         places, n_valid = plan.request, plan.n_valid
         examples = self.store.examples(places[:n_valid])
         plan.n_valid_dropped = n_valid - len(examples)

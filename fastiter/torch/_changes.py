@@ -50,14 +50,8 @@ _OF_STATEFUL = ("sampler", "generator", "generators", "seed_examples", "persiste
 def facts_of(
     loader: Any, counts: bool = True, generators: list[torch.Generator] | None = None
 ) -> dict[str, Any]:
-    """Facts that decide the batches of an epoch.
-
-    Parameters
-    ----------
-    loader : DataLoader
-    counts : whether lengths are among the facts.
-    generators : result of `generators_of`, if it is known.
-    """
+    """Facts that decide the batches of an epoch; without ``counts`` no lengths are among them.
+    ``generators`` are those of the loader, if they are known."""
     sampler = drawn_from(loader._index_sampler)
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     module = type(sampler).__module__.replace("__mp_main__", "__main__")  # in a spawned process
@@ -158,18 +152,9 @@ def digest_of(values: Any) -> str:
 def converted(state: Any, loader: Any, strict: bool, is_again: bool = False) -> dict[str, Any]:
     """A copy of a state, from which a loader can go on. Nothing else changes.
 
-    Parameters
-    ----------
-    state : result of `state_dict`.
-    loader : DataLoader
-    strict : whether a change is refused that only later epochs depend on.
-    is_again : whether this function has returned the state; the dataset or the loader may have
-        changed since.
-
-    Raises
-    ------
-    ValueError
-        If it is no such state, or it cannot be told which examples are left.
+    ``strict``: whether a change is refused that only later epochs depend on. ``is_again``: this
+    function has returned the state; the dataset or the loader may have changed since. ValueError
+    if it is no such state, or it cannot be told which examples are left.
     """
     try:
         state = copy.deepcopy(state)

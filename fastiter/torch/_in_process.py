@@ -33,12 +33,8 @@ _END = object()  # in place of a batch, where the dataset has ended
 class WholeBatches:
     """Makes each batch of its keys in the calling thread: the source of a `CallerExecutor`.
 
-    Parameters
-    ----------
-    iterator : InProcessIterator
-        Iterator whose settings are taken over; not kept, so that it ends with its last reference.
-    state : dict or None
-        A state of the dataset to go on from.
+    The iterator, whose settings are taken over, is not kept, so that it ends with its last
+    reference. ``state``: of the dataset to go on from, or None.
     """
 
     gather = None
@@ -77,7 +73,6 @@ class WholeBatches:
         """The batch of a plan; `_END` where the dataset has ended."""
         request, self._loaded = plan.request, None
         if request is None:
-            assert plan.indices is not None
             self._keys, seeds, origin = plan.indices.tolist(), plan.seeds, (seed, plan.first, 1)
             self._keys = self._keys if self._auto_collation else self._keys[0]
         else:

@@ -449,7 +449,6 @@ def _named(text: str, plan: Plan) -> str:
     its number."""
     if plan.request is None:
         return text
-    assert plan.indices is not None
     keys = plan.request.keys
     is_of_stream = keys is None or (type(keys) is list and keys[:1] == [None])
     batch = plan.label if is_of_stream else f"the batch of {keys!r:.200}"

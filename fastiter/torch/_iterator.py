@@ -52,17 +52,11 @@ if TYPE_CHECKING:
 
 
 class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
-    """One iteration over a `DataLoader`: draws the sampler's keys in torch's order, and delivers
-    the batches that a subclass makes.
+    """One iteration over a `DataLoader`, from a state if there is one: draws the sampler's keys in
+    torch's order, and delivers the batches that a subclass makes.
 
     ``next()`` changes nothing before the batch is delivered, and all at once then, so that a call
     which is interrupted can be made again, or the state be saved.
-
-    Parameters
-    ----------
-    loader : DataLoader
-    resume : Resume or None
-        The state to continue from.
     """
 
     _planner: Plans  # made by the subclass, as the executor is

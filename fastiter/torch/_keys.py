@@ -111,14 +111,8 @@ def cut_off(owner: Any, items: str) -> RuntimeError:
 
 
 class IteratedKeys:
-    """The keys of any sampler. Those that were drawn are held until later ones are taken.
-
-    Parameters
-    ----------
-    sampler : any iterable.
-    iterator : Iterator, optional
-        Iterator of the sampler. None: made for the first key, as by torch's `BatchSampler`.
-    """
+    """The keys of any sampler, an iterable. Those that were drawn are held until later ones are
+    taken. ``iterator`` None: made for the first key, as by torch's `BatchSampler`."""
 
     order = None
 
@@ -173,13 +167,7 @@ class IteratedKeys:
         return has_more
 
     def skip(self, n: int) -> None:
-        """Draw the first keys of an epoch, and leave them out.
-
-        Raises
-        ------
-        ValueError
-            If the sampler has fewer.
-        """
+        """Draw the first keys of an epoch, and leave them out; ValueError if there are fewer."""
         found = sum(1 for _ in map(next, itertools.repeat(self.open(), n)))
         if found < n:
             raise ValueError(
@@ -210,16 +198,8 @@ class IteratedKeys:
 
 class DealtKeys:
     """A rank's keys of an epoch in which the number of ranks has changed: what was left of torch's
-    order of all ranks, in turns, padded or cut as the sampler says.
-
-    Parameters
-    ----------
-    sampler : DistributedSampler
-    place : int
-        Number of keys that all ranks had had.
-    own : int
-        Number that stands for them in the count of this rank's keys.
-    """
+    order of all ranks behind ``place``, in turns, padded or cut as the `DistributedSampler` says.
+    ``own`` stands for the keys before in the count of this rank's keys."""
 
     def __init__(self, sampler: Any, place: int, own: int) -> None:
         self._sampler, self._place, self._own = sampler, place, own
@@ -295,7 +275,6 @@ def keys_of(
     if plan.request is not None:
         keys = [*plan.request.keys] if is_batch else [plan.request.keys]
     else:
-        assert plan.indices is not None
         keys = plan.indices.tolist() if plan.keys is None else [*plan.keys]
     if rows is not None:
         keys = [_numbered(key, rows) for key in keys]
@@ -320,21 +299,7 @@ class SamplerKeys:
     A place in an epoch is a number of batches and the number of keys in them. Keys are those of
     the sampler that torch's `BatchSampler` cuts into batches. With another batch sampler, or
     without batches, each item that it gives is one key. Not all batches are delivered in order.
-
-    Parameters
-    ----------
-    sampler, iterator : sampler of the loader, and its iterator.
-    generators : list of torch.Generator
-        Generators that the sampler may draw from.
-    main : dict, optional
-        Result of `state`, if the iteration goes on from there. Batches that were delivered
-        before are left out.
-    rows : EpochRows, optional
-        Source of the indices from which the epoch is known.
-    moved : int
-        Number of items that others have drawn from the iterator.
-    is_batched : bool, optional
-        Whether an item of another batch sampler has several keys.
+    ``main`` is a result of `state`: batches that were delivered before are left out.
     """
 
     _drops = False
@@ -343,13 +308,13 @@ class SamplerKeys:
 
     def __init__(
         self,
-        sampler: Any,
-        iterator: Iterator[Any],
-        generators: list[torch.Generator],
+        sampler: Any,  # of the loader
+        iterator: Iterator[Any],  # of the sampler
+        generators: list[torch.Generator],  # that the sampler may draw from
         main: dict[str, Any] | None = None,
-        rows: EpochRows | None = None,
-        moved: int = 0,
-        is_batched: bool = False,
+        rows: EpochRows | None = None,  # source of the indices from which the epoch is known
+        moved: int = 0,  # items that others have drawn from the iterator
+        is_batched: bool = False,  # whether an item of another batch sampler has several keys
     ) -> None:
         self._batches, self._generators, self.rows = sampler, generators, rows
         self._former = [generator.get_state() for generator in generators]

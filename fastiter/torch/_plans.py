@@ -88,16 +88,9 @@ class Plans(TurnPlanQueue):
         keys: SamplerKeys | EpochKeys,
         start: PlanCounts,
         progress: Delivered,
-        asks_first: bool,
+        asks_first: bool,  # each worker for its state, before the first batch
     ) -> None:
-        """Begin an epoch.
-
-        Parameters
-        ----------
-        keys : the sampler's keys.
-        start, progress : position at which the epoch begins.
-        asks_first : whether each worker is asked for its state before the first batch.
-        """
+        """Begin an epoch, at the position of ``start`` and ``progress``."""
         self.keys = keys
         self.order = None
         self.counts_rows = keys.counts_rows

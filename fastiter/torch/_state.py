@@ -311,13 +311,7 @@ class Resume(NamedTuple):
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Resume:
-        """Read what `state_dict` has returned.
-
-        Raises
-        ------
-        ValueError
-            If it is not the state of such a loader.
-        """
+        """Read what `state_dict` has returned; ValueError if it is no state of such a loader."""
         try:
             _ = state["_rank"], state["_global_state"]
             is_finished = state["_iterator_finished"]

@@ -66,15 +66,8 @@ def ahead(loader: Any) -> int:
 
 
 class Adjustment:
-    """Adjusts the number of workers of an iteration, with ``num_workers='auto'``.
-
-    Parameters
-    ----------
-    loader : DataLoader
-        Loader whose ``num_workers`` is kept up to date.
-    least : int
-        Workers that stay.
-    """
+    """Adjusts the number of workers of an iteration, with ``num_workers='auto'``: that of the
+    loader is kept up to date. ``least`` workers stay."""
 
     def __init__(self, loader: Any, least: int) -> None:
         self._loader = weakref.ref(loader)
@@ -299,8 +292,6 @@ class LoaderReports:
     def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
         """Record what loops and workers do during a ``with`` block, also in iterations that begin
         within it; see `MultiprocessIterator.trace`."""
-        from fastiter._stats.trace import Trace
-
         return Trace(self, path)
 
     def _start_trace(self, note: Callable[[Call], None]) -> None:

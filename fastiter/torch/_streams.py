@@ -75,13 +75,8 @@ def state_of(loader: Any) -> dict[str, Any]:
 
 
 def load(loader: Any, state: dict[str, Any] | Sequence[dict[str, Any]], strict: bool) -> None:
-    """Have the next loop go on from a state; those of several ranks are equal.
-
-    Raises
-    ------
-    ValueError
-        If it is of another stream, or of a loader without a stream. The loader stays as it is.
-    """
+    """Have the next loop go on from a state; those of several ranks are equal. ValueError if it is
+    of another stream, or of a loader without a stream; the loader stays as it is then."""
     loaded = StreamIteration(loader)
     if not isinstance(state, Mapping):
         if any(other != state[0] for other in state):
@@ -95,13 +90,7 @@ def load(loader: Any, state: dict[str, Any] | Sequence[dict[str, Any]], strict: 
 
 
 def length_of(loader: Any) -> int:
-    """Number of this rank's batches in an epoch.
-
-    Raises
-    ------
-    TypeError
-        If the lengths of the shards are not known.
-    """
+    """Number of this rank's batches in an epoch; TypeError without lengths of the shards."""
     stream: Any = loader.dataset
     lengths: list[int] | None = stream.lengths
     if lengths is None:

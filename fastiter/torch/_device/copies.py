@@ -35,13 +35,7 @@ class DeviceCopies:
     the memory is allocated again*: tensors are recorded for that stream. *The copy before its
     source is written again*: a slot waits for all that the GPUs were given before it was left
     (`PinnedSlots`), and so does torch's pinned memory; from other memory a copy ends before
-    `begin` does.
-
-    Parameters
-    ----------
-    device : torch.device
-    n_ahead : int
-        Batches that are copied ahead of the one that is handed out.
+    `begin` does. ``n_ahead`` batches are copied ahead of the one that is handed out.
     """
 
     def __init__(self, device: torch.device, n_ahead: int) -> None:
@@ -50,13 +44,8 @@ class DeviceCopies:
 
     @classmethod
     def of(cls, loader: Any) -> DeviceCopies | None:
-        """The copies of a loader; None if its batches stay on the host.
-
-        Raises
-        ------
-        RuntimeError
-            If the device is a GPU, and torch finds none.
-        """
+        """The copies of a loader; None if its batches stay on the host. RuntimeError if the device
+        is a GPU, and torch finds none."""
         device = loader.device
         if device is None or device.type == "cpu":
             return None

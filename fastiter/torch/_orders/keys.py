@@ -140,17 +140,9 @@ class EpochKeys:
     """The keys of an `Order` or `Batches`, as `SamplerKeys` gives those of other samplers.
 
     Batches have numbers from ``first[0]`` on: first those that were missing in a loaded state, then
-    the steps of the epoch from there.
-
-    Parameters
-    ----------
-    index_sampler : BatchSampler, Order or Batches
-    is_batched : bool
-        Whether a batch has several keys.
-    is_seeded : bool
-        Whether examples have seeds.
-    rows : EpochRows or None
-        Source of the indices from which the epoch is known, if those of the sampler do not tell.
+    the steps of the epoch from there. ``is_batched``: a batch has several keys; ``is_seeded``:
+    examples have seeds. ``rows``, or None, is the source of the indices from which the epoch is
+    known, if those of the sampler do not tell.
     """
 
     generator_states: list[str] | None = None

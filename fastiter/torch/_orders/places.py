@@ -88,16 +88,8 @@ def shortened(record: dict[str, Any]) -> dict[str, Any]:
 
 
 class LoadedRecord:
-    """A record to go on from.
-
-    Parameters
-    ----------
-    record : dict
-    strict : bool
-        As of `load_state_dict`.
-    step : int, optional
-        Number of batches of the epoch that count as delivered, if other than in the record.
-    """
+    """A record to go on from, ``strict`` as in `load_state_dict`. ``step``: number of the epoch's
+    batches that count as delivered, if other than in the record."""
 
     is_finished = False  # whether the iteration had ended
 
