@@ -160,15 +160,11 @@ def converted(state: Any, loader: Any, strict: bool, is_again: bool = False) -> 
         state = copy.deepcopy(state)
         check_states([*state["_global_state"], *state.get("_unbegun_states", ())])
         _ = state["_rank"]
-        is_begun = "_unbegun_states" not in state
-        facts = state.get("_facts")
         main = state["_snapshot"]["_main_snapshot"] if "_snapshot" in state else state
-        if is_begun and facts is None:
-            _upgrade(state, main, loader)
-        resume = Resume.of(state) if is_begun else None
+        resume = None if "_unbegun_states" in state else Resume.of(state)
     except (KeyError, TypeError, AttributeError) as error:
         raise no_state(error) from error
-    facts = facts or {}
+    facts = state.get("_facts") or {}
     is_old = "version" not in facts
     if strict and is_old:
         warn_caller(
@@ -368,28 +364,4 @@ def _count(state: dict[str, Any], main: dict[str, Any], resume: Resume) -> None:
         _keys_yielded=n_keys,
         _delivered_up_to=[number, n_keys],
         _counted=[resume.n_yielded, number],
-    )
-
-
-def _upgrade(state: dict[str, Any], main: dict[str, Any], loader: Any) -> None:
-    """Count the keys of a state that counts batches, as first versions did."""
-    if "_keys_yielded" in main:
-        return
-    size = cut_size(loader)
-    n = length_of(drawn_from(loader._index_sampler))
-
-    def keys(number: int) -> int:
-        n_keys = number * (size or 1)
-        return n_keys if n is None else min(n, n_keys)
-
-    number, end = main["_sampler_iter_yielded"], main["_delivered_up_to"]
-    missing = [[each, keys(each), keys(each + 1) - keys(each)] for each in main["_not_delivered"]]
-    state["_keys_since_snapshot"] = keys(state.get("_steps_since_snapshot", 0))
-    main.update(
-        _keys_yielded=keys(number),
-        _delivered_up_to=[end, keys(end)],
-        _not_delivered=missing,
-        _batch_size=size,
-        _key_states=None,
-        _keys_by_worker=[made * (size or 1) for made in main.get("_batches_by_worker", ())],
     )

@@ -576,26 +576,13 @@ def without_facts(state):
     return state
 
 
-def of_batches(state):
-    """As the first version wrote it, which counted batches."""
-    main = state.get("_snapshot", {}).get("_main_snapshot", state)
-    names = ("_keys_yielded", "_batch_size", "_cuts", "_counted", "_key_states", "_has_ended")
-    for name in names:
-        main.pop(name, None)
-    main["_delivered_up_to"] = main["_delivered_up_to"][0]
-    state.pop("_keys_since_snapshot", None)
-    if "_keys_by_worker" in main:
-        main["_batches_by_worker"] = [n // SIZE for n in main.pop("_keys_by_worker")]
-    return without_facts(state)
-
-
 def of_some_facts(state):
     names = ("sampler", "len(dataset)", "len(sampler)", "sampler.replacement")
     state["_facts"] = {name: fact for name, fact in state["_facts"].items() if name in names}
     return state
 
 
-@pytest.mark.parametrize("saved", [without_facts, of_batches, of_some_facts])
+@pytest.mark.parametrize("saved", [without_facts, of_some_facts])
 @pytest.mark.parametrize("row", ["in order", "shuffled", "stream", "resumable", "batches"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_states_that_cannot_be_compared(saved, row, workers):
