@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from fastiter._engine.executor import Executor
 from fastiter._fetch.dataset_access import column_getter
-from fastiter._stats.autotune import Lookahead
 from fastiter._stats.stats import LoaderStats
 from fastiter._threads.batch_buffer import CallCost
 from fastiter._threads.collator import Assembler
@@ -43,6 +42,9 @@ _MOST_EVENTS = 32_765  # of a trace, for each thread
 class ThreadExecutor(Executor):
     """An `Executor` whose workers are threads of this process, which start with the first batch."""
 
+    n_prefetch = 0  # which a `Tuner` adjusts
+    batch_bytes = 0  # of the last batch; the next ones may be about as large
+
     def __init__(
         self,
         batch_maker: Any,  # a `BatchMaker`, which reads the dataset, and converts
@@ -70,7 +72,7 @@ class ThreadExecutor(Executor):
         self._threads: Threads | None = None
         self._all_counters = [ThreadCounters() for _ in range(n_threads)]
         self._calls = self._ready_sum = 0
-        self.lookahead = Lookahead(n_prefetch)
+        self.n_prefetch = n_prefetch
         self._measures = measures
         self._recorded: list[deque[Event]] = []
         self._assembler: Assembler | None = None
@@ -89,15 +91,11 @@ class ThreadExecutor(Executor):
     def n_workers(self) -> int:
         return len(self._all_counters)
 
-    @property
-    def n_prefetch(self) -> int:
-        return self.lookahead.n_batches
-
     def start(self, plans: PlanQueue) -> None:
         """Have the threads work on as many batches as are wanted."""
         threads, self._plans = self._running(), plans
         n_tasks = len(self._tasks)
-        while n_tasks <= self.lookahead.n_batches:
+        while n_tasks <= self.n_prefetch:
             plan = plans.ahead()
             if plan.indices is None:
                 break
@@ -157,7 +155,7 @@ class ThreadExecutor(Executor):
         if limit is not None:
             limit.end()
         if self._measures:
-            self.lookahead.batch_bytes = nbytes_of(batch)
+            self.batch_bytes = nbytes_of(batch)
         return batch
 
     @property
@@ -204,10 +202,10 @@ class ThreadExecutor(Executor):
     # ---- settings, statistics
 
     def adjust(self, name: str, count: int) -> None:
-        self.lookahead.adjust(name, count)
+        self.n_prefetch = count
 
     def bytes_each(self, name: str) -> int:
-        return self.lookahead.bytes_each(name)
+        return self.batch_bytes
 
     def stats(self, seconds: float) -> LoaderStats:
         return LoaderStats(

@@ -162,20 +162,3 @@ def private_bytes(pid: int) -> int:
             if line.startswith("Private_Dirty:"):
                 return int(line.split()[1]) << 10
     return 0
-
-
-class Lookahead:
-    """Number of batches that threads fetch ahead, which a `Tuner` adjusts."""
-
-    def __init__(self, n_batches: int) -> None:
-        self.n_batches = n_batches
-        self.batch_bytes = 0  # of the last one; the next ones may be about as large
-
-    def is_steady(self) -> bool:
-        return True
-
-    def adjust(self, name: str, count: int) -> None:
-        self.n_batches = count
-
-    def bytes_each(self, name: str) -> int:
-        return self.batch_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastiter._stats import bottleneck
@@ -122,11 +122,17 @@ class IteratorStats(IteratorCounts):
 
     @classmethod
     def of(
-        cls, timer: Timer, loader: LoaderStats, cpus: float | None = None, **facts: Any
+        cls,
+        timer: Timer,
+        stats_of: Callable[[float], LoaderStats],  # of the workers, as that of an `Executor`
+        changes: Iterable[str] = (),  # made before those that the workers tell
+        cpus: float | None = None,
+        **facts: Any,
     ) -> IteratorStats:
         """Statistics of what a timer has measured and of the workers, with other ``facts``; by
         default ``cpus`` are counted now, from several files."""
         start, inside, waited, between, cpu = timer.read()
+        loader = stats_of(inside + between)
         return cls(
             batches=timer.batches,
             examples=timer.examples,
@@ -140,7 +146,7 @@ class IteratorStats(IteratorCounts):
             cpu_seconds=cpu,
             cpus=usable_cpus() if cpus is None else cpus,
             **facts,
-            **vars(loader),
+            **{**vars(loader), "changes": (*changes, *loader.changes)},
         )
 
     def followed_by(self, later: IteratorStats) -> IteratorStats:

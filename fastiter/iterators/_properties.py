@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -203,13 +202,10 @@ class IteratorProperties(Iterator):
         IteratorStats
             ``print()`` shows its `~IteratorStats.summary`.
         """
-        _, inside, _, between, _ = self._timer.read()
-        loader = self._executor.stats(inside + between)
-        if self._tuner is not None:
-            loader = replace(loader, changes=(*self._tuner.changes, *loader.changes))
         return IteratorStats.of(
             self._timer,
-            loader,
+            self._executor.stats,
+            () if self._tuner is None else self._tuner.changes,
             iterator=type(self).__name__,
             batch_size=self._batch_size,
             has_converter=self._converter is not None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import _DatasetKind
 
+from fastiter._engine.executor import Executor
 from fastiter._fetch.dataset_access import row_groups_of
 from fastiter._plan.state import Skipped, SkipState
 from fastiter._stats.autotune import Tuner, most_workers
@@ -48,15 +49,11 @@ class Iteration:
     def __init__(self, iterator: Any, timer: Timer) -> None:
         self.iterator = weakref.ref(iterator)
         self.timer = timer
-        self.executor: ProcessExecutor | None = None  #: of the workers, once it was made
+        self.executor = Executor()  #: of the workers, once it was made; until then one without
         self.changes: tuple[str, ...] = ()  #: of the number of workers
 
     def stats(self, facts: dict[str, Any]) -> IteratorStats:
-        _, inside, _, between, _ = self.timer.read()
-        executor = self.executor
-        loader = LoaderStats() if executor is None else executor.stats(inside + between)
-        loader = dataclasses.replace(loader, changes=(*self.changes, *loader.changes))
-        return IteratorStats.of(self.timer, loader, **facts)
+        return IteratorStats.of(self.timer, self.executor.stats, self.changes, **facts)
 
 
 def ahead(loader: Any) -> int:
@@ -102,7 +99,7 @@ class Iterations:
         none = LoaderStats("processes" if n else "none", n, n * (loader.prefetch_factor or 0))
         # Swapped in one step: any thread reads both.
         self._counted: tuple[IteratorStats, tuple[Iteration, ...]] = (
-            IteratorStats.of(Timer(), none, **self._summands),
+            IteratorStats.of(Timer(), lambda _: none, **self._summands),
             (),
         )
         self._first: Timer | None = None
@@ -169,8 +166,7 @@ class Iterations:
             if self._note is not None:
                 raise RuntimeError("the loader is traced already, by another with block")
             for one in self._counted[1]:
-                if one.executor is not None:
-                    one.executor.trace(True)
+                one.executor.trace(True)
                 one.timer.trace = note
             self._note = note
 
@@ -180,8 +176,6 @@ class Iterations:
             self._note = None
             for one in self._counted[1]:
                 one.timer.trace = None
-                if one.executor is None:
-                    continue
                 one.executor.trace(False)
                 for worker, events in one.executor.traces().items():
                     traces.setdefault(worker, []).extend(events)

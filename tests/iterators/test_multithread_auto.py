@@ -13,7 +13,7 @@ from inside import lookahead_of, tuner_of
 import fastiter
 from fastiter import MultithreadIterator
 from fastiter._clib import status
-from fastiter._stats.autotune import Lookahead, Tuner
+from fastiter._stats.autotune import Tuner
 from fastiter._util.units import nbytes_of
 
 
@@ -49,7 +49,7 @@ def test_batches_are_those_of_a_fixed_depth():
         by_hand(iterator)
         found = []
         for depth in (2, 9, 1, 16, 4, 2):
-            lookahead_of(iterator).n_batches = depth
+            lookahead_of(iterator).n_prefetch = depth
             assert iterator.n_prefetch == iterator.stats().n_prefetch == depth
             found += [values(next(iterator)) for _ in range(8)]
         state = iterator.state_dict()
@@ -79,7 +79,7 @@ def test_what_a_batch_takes_is_measured(converter):
 
 def test_memory_is_a_limit(monkeypatch):
     """A tuner takes one half of it."""
-    tuner, lookahead = Tuner({"n_prefetch": 16}), Lookahead(4)
+    tuner, lookahead = Tuner({"n_prefetch": 16}), lookahead_of(MultithreadIterator([0], 1))
     lookahead.batch_bytes = 1 << 20
     for room, allowed in [(0, 4), (2, 5), (6, 7), (100, 8)]:
         monkeypatch.setattr(status, "memory_available", lambda room=room: room << 20)
@@ -101,7 +101,7 @@ def test_what_a_batch_takes_is_added_up():
 def test_copies_begin_anew():
     with MultithreadIterator(Bursts(), 4, n_prefetch="auto") as iterator:
         next(iterator)
-        lookahead_of(iterator).n_batches = 7
+        lookahead_of(iterator).n_prefetch = 7
         for other in (copy.copy(iterator), pickle.loads(pickle.dumps(iterator))):
             assert other.n_prefetch == 2 and other.stats().changes == ()
 

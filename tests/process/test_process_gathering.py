@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fastiter
-from fastiter._stats.gathering import GatherTrial
+from fastiter._engine.choosing import GatherTrial
 from fastiter.datasets import ArrowDataset, TupleDataset
 
 N = 1000

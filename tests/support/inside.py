@@ -71,8 +71,8 @@ def abandoned_thread_of(iterator: Any) -> Any:
 
 
 def lookahead_of(iterator: Any) -> Any:
-    """Number of batches that a `MultithreadIterator` fetches ahead, and what a batch takes."""
-    return iterator._executor.lookahead
+    """What has the number of batches that a `MultithreadIterator` fetches ahead, and their size."""
+    return iterator._executor
 
 
 def tuner_of(iterator: Any) -> Any:

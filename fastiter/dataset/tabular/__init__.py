@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fastiter.dataset.tabular._base import TabularDataset
-from fastiter.dataset.tabular._delegate import DelegateDataset
+from fastiter.dataset.tabular._base import DelegateDataset, TabularDataset
 from fastiter.dataset.tabular._from_data import from_data
 
 __all__ = [

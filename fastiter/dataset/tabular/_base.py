@@ -16,7 +16,7 @@ from fastiter._device.cupy import array_module, is_cupy_array
 from fastiter._fetch.dataset_access import Columns, columns_of
 from fastiter.dataset.mixin import DatasetMixin, places_among, row_at
 
-__all__ = ["TabularDataset"]
+__all__ = ["DelegateDataset", "TabularDataset"]
 
 #: Kind of the examples: a tuple, a dict, or None for the bare value of the first column.
 Mode = type[tuple[Any, ...]] | type[dict[str, Any]] | None
@@ -216,6 +216,42 @@ class View(TabularDataset):
     def __fastiter_columns__(self) -> Columns | None:
         columns = columns_of(self._dataset)
         return columns and columns._replace(mode=self.mode)
+
+
+class DelegateDataset(View):
+    """Has the columns of ``dataset``, which a subclass makes in its constructor.
+
+    `convert` is that of `TabularDataset`, not that of ``dataset``, a `TabularDataset`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastiter.dataset import tabular
+    >>> class Squares(tabular.DelegateDataset):
+    ...     def __init__(self):
+    ...         columns = (("i", np.arange(10)), ("square", self.square))
+    ...         super().__init__(tabular.from_data(columns))
+    ...
+    ...     def square(self, i):
+    ...         return i * i
+    >>> Squares()[3] == (3, 9)
+    True
+    """
+
+    _is_view_of_dataset = False
+    convert = TabularDataset.convert
+
+    def __init__(self, dataset: TabularDataset) -> None:
+        self.dataset = dataset
+
+    @property
+    def _dataset(self) -> TabularDataset:  # type: ignore[override]
+        return self.dataset
+
+    def __fastiter_columns__(self) -> Columns | None:
+        columns = columns_of(self.dataset)
+        # A reader that keeps the columns checks whether the public attribute has changed.
+        return columns and columns._replace(delegates=((self, self.dataset), *columns.delegates))
 
 
 class ViewOfSeveral(View):
