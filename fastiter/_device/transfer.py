@@ -281,7 +281,14 @@ class AsyncTransfer:
             yield self._cupy.cuda.get_current_stream()
 
     def _copy(self, arrays: list[np.ndarray[Any, Any]], pending: PendingBatch) -> list[Any]:
-        in_place = [self._is_registered(array) for array in arrays]
+        ours = self._registration
+        in_place = [
+            ours is not None
+            and array.flags.c_contiguous
+            and array.dtype.isnative
+            and ours.covers(array)
+            for array in arrays
+        ]
         offsets = [0]
         for array, stays in zip(arrays, in_place, strict=True):
             nbytes = 0 if stays else array.nbytes
@@ -313,14 +320,6 @@ class AsyncTransfer:
             raise
         pending._copied = copied
         return there
-
-    def _is_registered(self, array: np.ndarray[Any, Any]) -> bool:
-        return (
-            self._registration is not None
-            and array.flags.c_contiguous
-            and array.dtype.isnative
-            and self._registration.covers(array)
-        )
 
     def _forget_copied(self) -> None:
         with contextlib.suppress(IndexError):  # none are left, also where a signal handler closes

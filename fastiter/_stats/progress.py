@@ -58,7 +58,7 @@ class Progress(Closing, Iterator[Any]):
 
     def __init__(self, iterator: Any, options: dict[str, Any]) -> None:
         self._bar: Any = None
-        if not hasattr(iterator, "_start_trace"):  # as all that have statistics
+        if not hasattr(iterator, "trace"):  # as all that have statistics
             raise _no_iterator(iterator)
         try:
             tqdm = importlib.import_module("tqdm.auto").tqdm

@@ -12,11 +12,9 @@ def warn_caller(message: Warning | str, category: type[Warning] = UserWarning) -
     ``category`` is used if the message is a text.
     """
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] != "fastiter":
+            break
         frame = frame.f_back
         level += 1
     warnings.warn(message, category, stacklevel=level)
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == "fastiter"

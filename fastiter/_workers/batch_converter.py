@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fastiter._clib import status
 from fastiter._collate import collate
@@ -18,23 +18,26 @@ from fastiter._util.failures import dump
 from fastiter._workers import row_writer
 
 
-class BatchConverter(Protocol):
+class BatchConverter:
     """Makes batches of rows, in the worker or in the parent."""
-
-    def finish(self, rows: row_writer.RowWriter) -> int:
-        """Leave a result in the slot, and return its kind as flags. Runs in the worker that found
-        all rows done; never raises."""
 
     @property
     def pads_alone(self) -> bool:
         """Whether lists need not be in the rows of a slot: `finish` finds them by the indices."""
+        return False
+
+    def finish(self, rows: row_writer.RowWriter) -> int:
+        """Leave a result in the slot, and return its kind as flags. Runs in the worker that found
+        all rows done; never raises."""
+        return 0
 
     def from_columns(self, lease: Lease) -> Any:
         """The batch of a slot whose columns hold all rows; None to have `convert` called. Runs in
         the parent."""
 
-    def convert(self, examples: list[Any], indices: Indices) -> Any:
+    def convert(self, examples: list[Any], indices: Any) -> Any:
         """The batch of examples. Runs in the parent."""
+        raise NotImplementedError
 
 
 class _FieldRules(NamedTuple):
@@ -46,7 +49,7 @@ class _FieldRules(NamedTuple):
     is_done_in_place: bool  #: whether a worker can make columns of all of them
 
 
-class ConcatConverter:
+class ConcatConverter(BatchConverter):
     """concat_examples, done in place: equal shapes lie in columns already, ragged fields are put
     together here. No example objects are made at all.
 
@@ -61,11 +64,10 @@ class ConcatConverter:
         self._field_rules = _FieldRules(None, None, [], False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ConcatConverter, (self.padding, self.copy, self.tolerates)
+        return type(self), (self.padding, self.copy, self.tolerates)
 
     @property
     def pads_alone(self) -> bool:
-        """Whether nothing but `finish` reads the lists of a batch, as long as it can."""
         return not self.tolerates
 
     def finish(self, rows: row_writer.RowWriter) -> int:
@@ -88,7 +90,7 @@ class ConcatConverter:
     def from_columns(self, lease: Lease) -> Any:
         """The result of concat_examples: the columns of a batch, and the requested lengths;
         None if concat_examples would give another result, or an error about the padding, which
-        `convert` raises. Runs in the parent."""
+        `convert` raises."""
         schema = lease.schema
         assert schema is not None
         _, rules, as_list, _ = self._plan_for(schema)
@@ -123,11 +125,9 @@ class ConcatConverter:
         return self.convert(examples, None)
 
 
-class CallableConverter:
+class CallableConverter(BatchConverter):
     """Any other converter: called in the worker as ``function(examples, None)``, with examples of
     its own to keep or to change. Its result is packed into the slot. `tolerates` is as above."""
-
-    pads_alone = False
 
     def __init__(self, function: Callable[[list[Any], Any], Any], tolerates: bool):
         self.function = function
@@ -151,9 +151,6 @@ class CallableConverter:
         except Exception:
             return 0  # no pickle, or no room: the parent converts
         return flags
-
-    def from_columns(self, lease: Lease) -> None:
-        """Nothing: the function is for examples."""
 
     def convert(self, examples: list[Any], indices: Indices) -> Any:
         return self.function(examples, None)

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from fastiter._device.cupy import leak_after_fork
-from fastiter._engine.caller import CallerExecutor
+from fastiter._engine.caller import CallerExecutor, StreamExecutor
 from fastiter._engine.chainer_state import as_records, exchange
 from fastiter._engine.executor import Executor
 from fastiter._engine.loop import Loop
-from fastiter._engine.stream import StreamExecutor
 from fastiter._fetch.dataset_access import keeps_rows, row_groups_of, tokens_of
-from fastiter._fetch.seeded import Seeding
+from fastiter._fetch.seeded import seed_generators
 from fastiter._order.plan import TAILS
 from fastiter._plan.epoch_sampler import Cutting, EpochSampler, is_epoch_sampler, words_of
 from fastiter._plan.epoch_store import EpochStore
@@ -191,7 +190,8 @@ class PlannedIterator(Loop, IteratorProperties):
         if is_epoch_sampler(sampler) and sampler.draws_ahead:
             self._planner.epochs = self._epochs
         also = self._seed_examples if callable(self._seed_examples) else None
-        self._seeding = None if self._seed_examples is False else Seeding(also)
+        seeding = functools.partial(seed_generators, also=also)
+        self._seeding = None if self._seed_examples is False else seeding
         self._batch_maker = BatchMaker(self._dataset, self._converter, self._device, self._seeding)
         most = self._auto_settings()
         self._tuner = Tuner(most) if most else None

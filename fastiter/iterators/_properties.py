@@ -58,10 +58,7 @@ class IteratorProperties(Iterator):
     _planner: Planner
     _epochs: EpochStore
 
-    @property
-    def _seed(self) -> Seed:
-        return self._planner.seed
-
+    _seed: Given[Seed] = given("_planner.seed", "The seed of the order.")
     dataset: Given[Any] = given("_dataset", "The dataset.")
     batch_size: Given[int | None] = given(
         "_batch_size", "Examples in a batch of this rank; None with a ``batch_sampler``."

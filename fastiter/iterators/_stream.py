@@ -22,7 +22,7 @@ from fastiter._plan.record import unreadable
 from fastiter._plan.state import Snapshot, State, natural
 from fastiter._util.failures import Failure
 from fastiter.iterators._skips import ShardPolicy
-from fastiter.iterators._stream_parts import Lanes, MergePosition, PartStore
+from fastiter.iterators._stream_parts import Lanes, PartStore
 
 if TYPE_CHECKING:
     from fastiter._fetch.seeded import Seeding
@@ -347,7 +347,7 @@ class StreamPlanner(Planner):
             if not self._is_ahead:
                 stop = n_shards + most if self.repeat else n_shards
                 following = range(first + n_opened, first + min(stop, n_opened + most))
-                store.merged_to = MergePosition(tuple(turns), following)
+                store.merged_to = tuple(turns), following
             turn, at = turns.popleft()
             if store.has(turn, at):
                 found.append((turn, at))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,13 +27,6 @@ _LEFT_OUT: Any = object()  # in place of another rank's example
 _LEAST = 32  # examples in a part: a request takes as long as some cheap ones
 
 Lanes = tuple[tuple[int, int], ...]  #: turn, and the next example in it
-
-
-class MergePosition(NamedTuple):
-    """Position up to which the examples are merged."""
-
-    lanes: Lanes  #: those that are open
-    following: range  #: turns that are opened after them
 
 
 class _Turn:
@@ -121,7 +114,8 @@ class PartStore:
         self.queue: PartQueue | None = None  #: of the workers that read; None: the caller does
         self._step_rows = rows
         self.rows = max(_LEAST, -(-rows // min(stream.interleave, len(stream.shards))))
-        self.merged_to = MergePosition((), range(0))
+        #: the lanes that are open at the end of what is merged, and turns that are opened then
+        self.merged_to: tuple[Lanes, range] = (), range(0)
         self._reader = ShardReader(stream)
         self._turns: dict[int, _Turn] = {}
         self._order = functools.lru_cache(maxsize=3)(stream.order)  # of an epoch
@@ -152,7 +146,7 @@ class PartStore:
         """Forget what was read, and go on where sources have these states."""
         self._turns = {number: _Turn(at, [(at, state)]) for number, (at, state) in states.items()}
         self._raised.clear()
-        self.merged_to = MergePosition((), range(0))
+        self.merged_to = (), range(0)
         if self.queue is not None:
             begun = self.queue.begun_work()
             self.queue.restart(self.queue.state)

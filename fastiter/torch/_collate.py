@@ -34,7 +34,7 @@ from fastiter._ring.schema import (
     Schema,
 )
 from fastiter._util.loaded import loaded
-from fastiter._workers.batch_converter import CallableConverter, ConcatConverter
+from fastiter._workers.batch_converter import BatchConverter, CallableConverter, ConcatConverter
 from fastiter._workers.row_writer import RowWriter
 from fastiter.datasets._arrow_sources import is_changed
 from fastiter.datasets.arrow_dataset import ArrowDataset, arrow_source
@@ -46,10 +46,8 @@ _TABLE = {**torch_collate.default_collate_fn_map}  #: as torch, or a program bef
 _COLUMN_TYPES = (torch.Tensor, np.ndarray, np.generic, float, int, str, bytes, dict, list, tuple)
 
 
-class DefaultCollate:
-    """torch's `default_collate`, of rows that lie in columns. A `BatchConverter`."""
-
-    pads_alone = False
+class DefaultCollate(BatchConverter):
+    """torch's `default_collate`, of rows that lie in columns."""
 
     def __init__(self) -> None:
         # The schema of the last batch, its tree, and the leaves that are tuples of texts.
@@ -57,9 +55,6 @@ class DefaultCollate:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DefaultCollate, ()
-
-    def finish(self, rows: RowWriter) -> int:
-        return 0
 
     def from_columns(self, lease: Lease) -> Any:
         """The batch, its tensors views of the slot; None if the columns do not hold all of it."""
@@ -120,12 +115,6 @@ class ColumnsCollate(ConcatConverter):
     """Replacement of `default_collate` for a dataset that consists of Arrow columns: arrays by
     concat_examples' rules and the dataset's padding, as tensors."""
 
-    def __init__(self, padding: Padding, tolerates: bool) -> None:
-        super().__init__(padding, False, tolerates)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.padding, self.tolerates)
-
     def from_columns(self, lease: Lease) -> Any:
         columns = super().from_columns(lease)
         return None if columns is None else self.tensors_of(columns)
@@ -150,16 +139,11 @@ class ValuesCollate(ColumnsCollate):
         return super().tensors_of(columns)
 
 
-class ExamplesCollate:
-    """``collate_fn=list`` or ``tuple``: the examples themselves. A `BatchConverter`."""
-
-    pads_alone = False
+class ExamplesCollate(BatchConverter):
+    """``collate_fn=list`` or ``tuple``: the examples themselves."""
 
     def __init__(self, container: type[list[Any] | tuple[Any, ...]]) -> None:
         self._container = container
-
-    def finish(self, rows: RowWriter) -> int:
-        return 0
 
     def from_columns(self, lease: Lease) -> Any:
         return self._container(row_reader.read(lease, lease.is_copied, {}))
@@ -184,7 +168,7 @@ def converter_for(
         return None
     if is_arrow(dataset):
         kind = ValuesCollate if isinstance(dataset, ValueColumns) else ColumnsCollate
-        return kind(ConcatOptions(Padding(), False).for_dataset(dataset).padding, tolerates)
+        return kind(*ConcatOptions(Padding(), False).for_dataset(dataset), tolerates)
     return DefaultCollate()
 
 

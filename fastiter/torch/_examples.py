@@ -33,14 +33,9 @@ class KeyPolicy(SkipPolicy):
     rows: Any = None
 
     @property
-    def asks(self) -> bool:
-        """Whether a callable decides."""
-        return callable(self._on_error)
-
-    @property
     def mode(self) -> str:
         """Treatment of the rest of a batch by a worker; see `LoaderJob`."""
-        return "ask" if self.asks else "skip"
+        return "ask" if callable(self._on_error) else "skip"
 
     def resolve(self, plan: Plan, failures: Sequence[Failure]) -> dict[int, Any] | Failure:
         """As `decide`, for batches whose rows the workers share; what was to be made as a whole,
@@ -148,12 +143,9 @@ class Seeded(SeededExamples):
     the example."""
 
     def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset, next_seed=self._next_of_batch)
+        super().__init__(dataset, next_seed=lambda: next(self._seeds))
         self._seeds: Iterator[int] = iter(())
 
     def begin(self, seeds: bytes) -> None:
         """Go to the first example of a batch."""
         self._seeds = iter(memoryview(seeds).cast("Q"))
-
-    def _next_of_batch(self) -> int:
-        return next(self._seeds)

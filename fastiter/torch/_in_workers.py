@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch._utils import ExceptionWrapper
@@ -122,11 +122,6 @@ class WorkersIterator(LoaderIterator):
         converter = converter_for(loader.collate_fn, self._dataset, tolerates)
         return (0, None) if converter is None else (rows, converter)
 
-    def _rows_alone(self) -> int:
-        """Most rows of a batch that is made again row by row, where the policy decides about rows
-        that kill workers."""
-        return self._most_rows() if self._policy is not None and self._auto_collation else 1
-
     def _most_rows(self) -> int:
         """Most examples in a batch, as far as the sampler tells."""
         rows = offered(self._index_sampler, "batch_size")
@@ -148,7 +143,8 @@ class WorkersIterator(LoaderIterator):
             ]
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
-            init_fn = _ShardingInit(init_fn, self._world_size, self._rank)
+            shards = torch_dataloader._sharding_worker_init_fn  # before the program's function
+            init_fn = functools.partial(shards, init_fn, self._world_size, self._rank)
         job = LoaderJob(
             dataset=self._dataset,
             batch_converter=self._converter,
@@ -167,12 +163,14 @@ class WorkersIterator(LoaderIterator):
             learns_columns=self._shares_rows,
         )
         most = 0 if self._adjustment is None else self._adjustment.most_workers
+        # Batches are made again row by row where the policy decides about rows that kill workers.
+        is_by_row = self._policy is not None and self._auto_collation
         pool = Pool(
             job=job,
             workers=loader.num_workers,
             most_workers=most,
             most_prefetch=most * loader.prefetch_factor,
-            rows=max(1, self._planner.rows, self._rows_alone()),
+            rows=max(1, self._planner.rows, self._most_rows() if is_by_row else 0),
             n_prefetch=ahead(loader),
             n_held=2 + (_MOST_COPIES + loader.n_device_prefetch if self._pin_memory else 0),
             shared_mem=None,
@@ -323,7 +321,7 @@ class WorkersIterator(LoaderIterator):
             key = keys[row] if self._auto_collation else keys
             failures.append(load(dumped, f"key {key!r:.200}, {plan.label}", row))
         left = reply.batch
-        if policy.asks:
+        if policy.mode == "ask":
             left = decided(policy, plan, failures, left)
             if not isinstance(left, Failure):
                 left = self._collated(left)
@@ -432,16 +430,6 @@ class WorkersIterator(LoaderIterator):
             self._is_closed = self._executor.pool is None  # not in a fork of its process
 
     _shutdown_workers = close  # which programs call on torch's iterator
-
-
-class _ShardingInit:
-    """Calls ``worker_init_fn`` after a data pipe got its part."""
-
-    def __init__(self, init_fn: Callable[[int], Any] | None, world_size: int, rank: int) -> None:
-        self._arguments = init_fn, world_size, rank
-
-    def __call__(self, number: int) -> None:
-        torch_dataloader._sharding_worker_init_fn(*self._arguments, number)
 
 
 def _named(text: str, plan: Plan) -> str:

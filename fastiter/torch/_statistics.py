@@ -160,7 +160,7 @@ class Iterations:
             found, cpus=usable_cpus(), cpu_seconds=seconds, row_groups_decoded=n_decoded
         )
 
-    def start_trace(self, note: Callable[[Call], None]) -> None:
+    def _start_trace(self, note: Callable[[Call], None]) -> None:
         """Record iterations from now on, also those that begin later."""
         with self._lock:
             if self._note is not None:
@@ -170,7 +170,7 @@ class Iterations:
                 one.timer.trace = note
             self._note = note
 
-    def stop_trace(self) -> WorkerTraces:
+    def _stop_trace(self) -> WorkerTraces:
         traces: dict[str, list[Any]] = {}
         with self._lock:
             self._note = None
@@ -286,10 +286,4 @@ class LoaderReports:
     def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
         """Record what loops and workers do during a ``with`` block, also in iterations that begin
         within it; see `MultiprocessIterator.trace`."""
-        return Trace(self, path)
-
-    def _start_trace(self, note: Callable[[Call], None]) -> None:
-        self._iterations.start_trace(note)
-
-    def _stop_trace(self) -> WorkerTraces:
-        return self._iterations.stop_trace()
+        return Trace(self._iterations, path)

@@ -106,6 +106,7 @@ class BlockOrder(ComputedOrder):
     ) -> None:
         from fastiter._order import permutation
 
+        self.index_bound = n  #: all indices are below it
         self._arguments = (n, blocks, window, words, number)
         self._seed = permutation.seed_words([*words, number])
         if isinstance(blocks, int):
@@ -119,11 +120,6 @@ class BlockOrder(ComputedOrder):
         counted = np.cumsum(self._sizes[self._blocks])[window - 1 : -1 : window]
         self._starts = np.concatenate([[0], counted, [n]]) if n else np.zeros(1, np.int64)
         self._kept: tuple[int, npt.NDArray[np.int64]] | None = None
-
-    @property
-    def index_bound(self) -> int:
-        """The number of examples: all indices are below it."""
-        return self._arguments[0]
 
     def __len__(self) -> int:
         return self._arguments[0]

@@ -412,15 +412,11 @@ class MixtureOrder(ComputedOrder):
     def __init__(self, mixture: Mixture, number: int) -> None:
         self._mixture = mixture
         self._number = number
+        self.index_bound = mixture.offsets[-1]  #: all indices are below it
         self._stretches = mixture.stretches(number)
         self._passes: dict[int, tuple[int, VirtualOrder]] = {}
         #: a block of indices, and where it begins
         self._kept: tuple[int, npt.NDArray[np.int64]] = -1, np.empty(0, dtype=np.int64)
-
-    @property
-    def index_bound(self) -> int:
-        """The number of examples: all indices are below it."""
-        return self._mixture.offsets[-1]
 
     def __len__(self) -> int:
         return self._mixture.epoch_size
