@@ -32,21 +32,21 @@ def allowed_cpus() -> int:
 
 def cgroup_quota(proc: Path = _PROC, mount: Path = _GROUPS) -> float:
     """CPUs whose time the control groups grant to a process; infinity without a limit."""
-    return min(map(_quota_of, control_groups("cpu", proc, mount)), default=math.inf)
+    return min(map(_quota_of, _control_groups(proc, mount)), default=math.inf)
 
 
-def control_groups(controller: str, proc: Path, mount: Path) -> Iterator[Path]:
-    """Directories of the control groups, of version 1 or 2, that may limit a process: of a
-    ``controller``, "cpu" or "memory", by its directory under ``/proc`` and what is mounted."""
+def _control_groups(proc: Path, mount: Path) -> Iterator[Path]:
+    """Directories of the control groups, of version 1 or 2, that may limit a process's CPUs, by its
+    directory under ``/proc`` and what is mounted."""
     try:
         lines = (proc / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
+        if controllers and "cpu" not in controllers.split(","):
             continue
-        root = mount / controller if controllers else mount  # version 2 names no controllers
+        root = mount / "cpu" if controllers else mount  # version 2 names no controllers
         # In a container the path may be the host's, of which only the top is mounted.
         parts = PurePosixPath(group).parts[1:]
         for depth in range(len(parts) + 1):

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from programs import environment, run
 
-from fastiter._cli.doctor import machine
-from fastiter._cli.doctor.doctor import _CHECKS
+from fastiter._cli.doctor.doctor import _CHECKS, status
 from fastiter._cli.doctor.findings import without_secrets
 from fastiter._util.units import as_bytes
 
@@ -149,41 +148,11 @@ def test_refused_calls_are_told() -> None:
     assert found["Self-test", "passed"]["judgement"] == "ok"
 
 
-MEMORY = "MemTotal:  8388608 kB\nMemAvailable:  4194304 kB\nHugePages_Free: 0"
-
-
-@pytest.mark.parametrize(
-    ("groups", "limits", "found"),
-    [
-        # Version 2.
-        ("0::/job/step", {"job/step/memory.max": "max", "job/memory.max": "1073741824"}, "job"),
-        # Version 1 in a container: the paths are those of the host, of which the top is mounted.
-        (
-            "4:memory:/docker/ab\n3:pids:/\n0::/",
-            {"memory/memory.limit_in_bytes": "1073741824"},
-            "memory",
-        ),
-        ("4:memory:/\n0::/", {"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
-    ],
-)
-def test_memory_of_a_machine(
-    groups: str, limits: dict[str, str], found: str | None, tmp_path: Path
-) -> None:
-    contents = {
-        "proc/self/cgroup": groups,
-        "proc/meminfo": MEMORY,
-        **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()},
-    }
-    for name, text in contents.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-    assert machine.memory(tmp_path) == {"MemTotal": 8 << 30, "MemAvailable": 4 << 30}
-    assert machine.memory_limit(tmp_path) == (None if found is None else (1 << 30, found))
-
-
-def test_a_system_that_reports_nothing(tmp_path: Path) -> None:
-    assert (machine.memory(tmp_path), machine.memory_limit(tmp_path)) == ({}, None)
+def test_a_limit_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "memory_total", lambda: 1 << 20)
+    found = {finding.name: finding for finding in _CHECKS["Memory"]()}
+    assert found["control group"].fact == "limited to 1.0 MiB"
+    assert found["control group"].judgement == "note"
 
 
 @pytest.mark.parametrize(

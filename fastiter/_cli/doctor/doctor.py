@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import fastiter
-from fastiter._cli.doctor import machine, selftest
+from fastiter._cli.doctor import selftest
 from fastiter._cli.doctor.findings import Finding, Judgement, note_if, without_secrets
 from fastiter._clib import status
 from fastiter._collate import buffers
@@ -133,21 +134,22 @@ def _processors() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    sizes = machine.memory()
-    if not sizes:
+    try:
+        lines = re.findall(r"(\w+): +(\d+) kB", Path("/proc/meminfo").read_text())
+        sizes = {name: int(size) << 10 for name, size in lines}
+        total, available = sizes["MemTotal"], as_bytes(sizes["MemAvailable"])
+    except (OSError, KeyError):
         yield Finding("machine", "this system does not report its memory", "note")
         return
-    total, available, swap = (
-        as_bytes(sizes.get(name, 0)) for name in ("MemTotal", "MemAvailable", "SwapTotal")
+    swap = as_bytes(sizes.get("SwapTotal", 0))
+    yield Finding("machine", f"{available} available of {as_bytes(total)}, swap {swap}")
+    limit = status.memory_total()
+    yield note_if(
+        limit < total,
+        "control group",
+        f"limited to {as_bytes(limit)}" if limit < total else "no limit below the machine's memory",
+        "batches, the shared copy of the dataset and all workers count towards it",
     )
-    yield Finding("machine", f"{available} available of {total}, swap {swap}")
-    limit = machine.memory_limit()
-    if limit is None:
-        yield Finding("control group", "no limit below the machine's memory")
-    else:
-        fact = f"limited to {as_bytes(limit[0])} by {limit[1]}"
-        advice = "batches, the shared copy of the dataset and all workers count towards it"
-        yield Finding("control group", fact, "note", advice)
     available_here = status.memory_available()
     yield note_if(
         available_here < 256 * _MIB,
@@ -303,7 +305,7 @@ def _environment() -> Iterator[Finding]:
         else:
             yield Finding(name, repr(without_secrets(value, name.endswith("_proxy"))))
     root = get_dataset_root()
-    is_closed = not machine.is_open_to_writing(root)
+    is_closed = not _is_open_to_writing(root)
     yield note_if(
         is_closed,
         "downloads",
@@ -317,6 +319,14 @@ def _environment() -> Iterator[Finding]:
             yield Finding("rank", str(error), "note")
         else:
             yield Finding("rank", f"{rank} of {num_ranks}")
+
+
+def _is_open_to_writing(path: str) -> bool:
+    """Whether files can be created below ``path``, which need not exist yet."""
+    place = Path(path).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
 
 
 def _gpus() -> Iterator[Finding]:
