@@ -80,11 +80,11 @@ class SpawnedWorker(SpawnProcess):
 class Job(WithImage, Protocol):
     """The work of a worker group: the same for all workers."""
 
-    repeats: bool
+    repeats: bool = True
     """Whether another worker repeats what one that is ended has not completed."""
-    helper: int
+    helper: int = -1
     """Number of a worker that waits for others, so that no time limit is for it; -1: none."""
-    end_seconds: float
+    end_seconds: float = 0.5
     """Seconds that a worker may take to end by itself."""
 
     def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
@@ -93,7 +93,7 @@ class Job(WithImage, Protocol):
 
 
 @dataclasses.dataclass(eq=False)
-class BatchJob:
+class BatchJob(Job):
     """Fills batches, and has `batch_converter` convert complete ones. `worker_init` is called
     first, with the worker's number. Where workers may be ended for time, they own no row while they
     fetch it; where they hedge, slow rows are fetched twice, too."""
@@ -108,10 +108,7 @@ class BatchJob:
     #: whether the columns of later batches follow the rows that do not fit those of now
     learns_columns = True
     image = "the dataset's image"
-    repeats = True
     loading = "loading the dataset"  # what a worker does first, in messages
-    helper = -1
-    end_seconds = 0.5
 
     @property
     def names(self) -> dict[str, Any]:

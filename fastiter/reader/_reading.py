@@ -8,17 +8,15 @@ from typing import Any
 
 from fastiter._ring.arena import WorkerRing
 from fastiter._ring.stream import SampleWriter
-from fastiter._workers.main import WorkerArguments
+from fastiter._workers.main import Job, WorkerArguments
 from fastiter.reader._opening import Reader, name_of, opened
 
 
-class ReadingJob:
+class ReadingJob(Job):
     """Runs the reader with the number of the worker."""
 
     image = "the image of the readers"
     repeats = False
-    helper = -1
-    end_seconds = 0.5
 
     def __init__(self, readers: tuple[Reader, ...]):
         self._readers = readers
