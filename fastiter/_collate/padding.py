@@ -85,13 +85,8 @@ class Padding:
 
     def for_fields(self, container: type | None, names: Sequence[Any]) -> tuple[FieldRule, ...]:
         """The rules of the fields of a tuple (their numbers) or of a dict (its keys), or of
-        examples that are one field without a name.
-
-        Raises
-        ------
-        IndexError, KeyError, ValueError
-            If an option is given for other fields. A padding for all keys and for others, too, is
-            accepted.
+        examples that are one field without a name. IndexError, KeyError or ValueError if an option
+        is given for other fields. A padding for all keys and for others, too, is accepted.
         """
         fills: Any = dict.fromkeys(names, self.padding)
         if container is tuple and isinstance(self.padding, tuple):

@@ -177,13 +177,8 @@ def _signed(seed: Seed) -> list[int]:
 
 
 def snapshot_of(record: Mapping[str, Any], planner: Planner, *, strict: bool) -> Snapshot:
-    """The snapshot from which an iteration with this planner continues, checked; changes nothing.
-
-    Raises
-    ------
-    ValueError
-        If it cannot go on from the record.
-    """
+    """The snapshot from which an iteration with this planner continues; changes nothing. ValueError
+    if it cannot go on from the record."""
     check_version(record.get("version"))
     kind = record.get("kind")
     if kind != planner.kind:
