@@ -71,7 +71,7 @@ def abandoned_thread_of(iterator: Any) -> Any:
 
 
 def lookahead_of(iterator: Any) -> Any:
-    """What has the number of batches that a `MultithreadIterator` fetches ahead, and their size."""
+    """The executor of a `MultithreadIterator`: batches fetched ahead, and the size of one."""
     return iterator._executor
 
 
