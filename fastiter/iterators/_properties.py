@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,6 @@ from fastiter.dataset.iterator import Iterator
 from fastiter.datasets.stream_dataset import shard_counts
 from fastiter.iterators._addresses import Address, Preview, address_of
 from fastiter.iterators._arguments import SeedExamples
-
-if TYPE_CHECKING:
-    from fastiter._order.example_context import Seed
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -58,7 +55,7 @@ class IteratorProperties(Iterator):
     _planner: Planner
     _epochs: EpochStore
 
-    _seed: Given[Seed] = given("_planner.seed", "The seed of the order.")
+    _seed: Given[Any] = given("_planner.seed", "The seed of the order.")
     dataset: Given[Any] = given("_dataset", "The dataset.")
     batch_size: Given[int | None] = given(
         "_batch_size", "Examples in a batch of this rank; None with a ``batch_sampler``."
