@@ -330,3 +330,23 @@ def test_a_childs_finalize_only_lets_go(path: Path) -> None:
     assert len(batch) == 10 and [int(x) for x in next(iterator)] == list(range(10, 20))
     iterator.finalize()
     assert not groups._owners.any()
+
+
+class ReadsInAChild:
+    """Each row is read in a process, too, which the worker forks."""
+
+    def __init__(self, data: ArrowDataset):
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, i: int) -> tuple[int, int]:
+        far = (i + N // 2) % N
+        return int(self.data[i]["a"]), in_child(lambda: int(self.data[far]["a"]) == far)
+
+
+def test_a_process_that_a_worker_forks_reads_the_same_dataset(path: Path) -> None:
+    data = ReadsInAChild(ArrowDataset(str(path), columns=["a"]))
+    with MultiprocessIterator(data, 10, n_processes=1, repeat=False, shuffle=False) as iterator:
+        assert [row for batch in iterator for row in batch] == [(i, 0) for i in range(N)]
