@@ -18,6 +18,7 @@ import importlib
 import io
 import os
 import pickle
+import sys
 import tempfile
 import threading
 import weakref
@@ -292,6 +293,9 @@ class StartReducer:
         kind = type(obj)
         if kind in self._types and self._is_shared(obj):
             return _beside(obj)
+        is_altered = kind in _ALTERED and kind not in copyreg.dispatch_table
+        if is_altered and obj not in (sys.stdout, sys.stderr):
+            raise TypeError(f"cannot pickle {kind.__qualname__!r} object")
         if self._probes and kind not in self._types and kind not in _ASKED_LATER:
             try:
                 obj.__reduce_ex__(5)
@@ -316,6 +320,9 @@ _PICKLED_BY_VALUE = {
     type(list.append),
     type(int.__add__),
 }
+#: Types that pickle refuses, and that cloudpickle alters: the text of a file is sent, in which
+#: positions count characters in place of bytes, and the bytes of a view, in place of its elements.
+_ALTERED = {io.TextIOWrapper, memoryview}
 _ASKED_LATER = _PICKLED_BY_VALUE | {type, FunctionType}
 _C_TYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
 

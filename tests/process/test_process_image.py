@@ -376,12 +376,25 @@ class Holding(Blocks):
 
 @pytest.mark.parametrize("method", NEW)
 def test_an_open_file_is_to_be_opened_in_the_worker(make, method, tmp_path):
-    # cloudpickle, where it is installed, sends the contents of files that are open for reading.
+    # cloudpickle, where it is installed, sends the text of files that are open for reading, and
+    # the bytes of a view: their positions and elements are others.
+    (tmp_path / "lines").write_text("text")
     opened = contextlib.closing(sqlite3.connect(":memory:"))
-    with open(tmp_path / "file", "w") as file, opened as database:
-        for what in (file, database):
+    with (
+        open(tmp_path / "file", "w") as file,
+        open(tmp_path / "lines") as lines,
+        opened as database,
+    ):
+        for what in (file, lines, memoryview(np.arange(8)), database):
             with pytest.raises(TypeError, match=r"'what'.*Open files, databases.* in the worker"):
                 make(Holding(what), 4, context=method).start()
+
+
+@pytest.mark.parametrize("method", NEW)
+def test_the_programs_own_output_travels_by_name(make, method, monkeypatch):
+    pytest.importorskip("cloudpickle")
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)
+    assert len(next(make(Holding(sys.stderr), 4, context=method))) == 4
 
 
 @pytest.mark.parametrize("method", NEW)
