@@ -112,7 +112,7 @@ class ProcessExecutor(Executor):
         if self.pool is not None and not self.pool.is_own:
             raise RuntimeError(
                 f"this iterator belongs to process {self.pool.pid}; in a child, iterate over a "
-                "copy (copy.copy(iterator))"
+                "copy (copy.copy) of a MultiprocessIterator, or over a new DataLoader"
             )
 
     def start(self, plans: PlanQueue) -> None:

@@ -8,6 +8,7 @@ receives a pickled tensor imports it.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -166,8 +167,19 @@ def _is_nothing_but_floats(tensor: Any) -> bool:
 
 def reducers(mapped: Callable[[Any], Any] | None = None) -> dict[Any, Callable[[Any], Any]]:
     """Entries for a pickler's dispatch table; ``mapped`` as in `_reduce`."""
-    tensor = loaded("torch", "Tensor")
-    return {tensor: functools.partial(_reduce, mapped=mapped)} if tensor else {}
+    tensor, storage = loaded("torch", "Tensor"), loaded("torch", "UntypedStorage")
+    if not tensor:
+        return {}
+    return {tensor: functools.partial(_reduce, mapped=mapped), storage: _reduce_storage}
+
+
+def _reduce_storage(storage: Any) -> Any:
+    """Pickle a storage as a tensor of its bytes: torch does not load its own pickle of it."""
+    torch = sys.modules["torch"]
+    if storage.device.type != "cpu":
+        return storage.__reduce_ex__(5)
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return operator.methodcaller("untyped_storage"), (whole,)
 
 
 def shared_address(value: Any) -> int | None:

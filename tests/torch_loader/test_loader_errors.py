@@ -266,3 +266,19 @@ def test_exceptions_of_functions_that_a_program_registers(loader_class, monkeypa
     with pytest.raises(CodeError) as caught:
         list(loader_class(range(4), 2))
     assert caught.value.code == 7
+
+
+def test_a_fork_of_the_program_is_told_to_make_a_new_loader():
+    loader = DataLoader(range(8), 2, num_workers=1, persistent_workers=True)
+    iterator = iter(loader)
+    pid = os.fork()
+    if not pid:
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            new = DataLoader(range(8), 2, num_workers=1)
+            is_right = "over a new DataLoader" in str(error) and len(list(new)) == 4
+            os._exit(7 if is_right else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert len(list(iterator)) == 4

@@ -48,6 +48,7 @@ class Shares(torch.utils.data.Dataset):
         self.half = one(2).to(torch.bfloat16).share_memory_()
         self.storage = one(5).untyped_storage()
         self.private = torch.zeros(70_000)
+        self.bytes = torch.arange(3).untyped_storage()
         context = multiprocessing.get_context(method)
         self.ends = context.Value("i", ends)
 
@@ -69,6 +70,7 @@ class Shares(torch.utils.data.Dataset):
         self.storage[0] = 7
         assert self.part.data_ptr() == self.whole[2:].data_ptr()
         self.private[0] = 7
+        assert self.bytes.tolist() == torch.arange(3).untyped_storage().tolist()
         return int(self.epoch) * 100 + i
 
 
