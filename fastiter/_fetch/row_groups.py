@@ -81,15 +81,6 @@ def _worker() -> Worker | None:
     return worker or getattr(_thread, "claims", None)
 
 
-def _forget_worker() -> None:
-    """Process that a worker has forked: it has no ring, whose memory stays with the worker."""
-    global worker
-    worker = None
-
-
-os.register_at_fork(after_in_child=_forget_worker)
-
-
 class RowClaims:
     """The rows that threads of this process fetch for one iterator, which take them in order."""
 

@@ -230,8 +230,7 @@ def _run(arguments: WorkerArguments) -> int:
     run()
     # What the worker has worked with goes now: generators of the dataset run their `finally`, and
     # so does the `__del__` of what no frame of the program holds.
-    row_groups.worker = None
-    example_context.set_worker(None)
+    _forget_rows()
     del run, job
     set_worker_info(None)
     return 0
@@ -300,3 +299,12 @@ def seed_torch(torch: ModuleType, seed: int) -> None:
             del sys.tracebacklimit
         else:
             sys.tracebacklimit = limit
+
+
+def _forget_rows() -> None:
+    """Of a process that a worker has forked, too: the memory of the ring stays with the worker."""
+    row_groups.worker = None
+    example_context.set_worker(None)
+
+
+os.register_at_fork(after_in_child=_forget_rows)

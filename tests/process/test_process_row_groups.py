@@ -24,6 +24,7 @@ from fastiter import MultiprocessIterator, SerialIterator, TimeoutWarning, kerne
 from fastiter._clib.file_locks import FileLocks  # noqa: E402
 from fastiter._fetch import row_groups  # noqa: E402
 from fastiter.datasets import ArrowDataset  # noqa: E402
+from fastiter.random import example_rng  # noqa: E402
 
 GROUP, N_GROUPS = 20, 14  # more than there are cells
 N = GROUP * N_GROUPS
@@ -343,7 +344,13 @@ class ReadsInAChild:
 
     def __getitem__(self, i: int) -> tuple[int, int]:
         far = (i + N // 2) % N
-        return int(self.data[i]["a"]), in_child(lambda: int(self.data[far]["a"]) == far)
+
+        def child() -> bool:
+            with pytest.raises(RuntimeError):  # the example is the worker's
+                example_rng()
+            return int(self.data[far]["a"]) == far
+
+        return int(self.data[i]["a"]), in_child(child)
 
 
 def test_a_process_that_a_worker_forks_reads_the_same_dataset(path: Path) -> None:
