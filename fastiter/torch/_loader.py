@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -74,9 +75,12 @@ _CONTEXTS = (
     contexts.ForkServerContext,
 )
 _T_co = TypeVar("_T_co", covariant=True)
-# since 2.6
-_TORCH_TAKES_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader).parameters
 _torch_context: Any = torch.utils.data.DataLoader.multiprocessing_context
+
+
+@functools.cache
+def _torch_takes_in_order() -> bool:  # since 2.6; asked late: the pages are built without torch
+    return "in_order" in inspect.signature(torch.utils.data.DataLoader).parameters
 
 
 class DataLoader(LoaderReports, torch.utils.data.DataLoader[_T_co]):
@@ -253,7 +257,7 @@ persistent_workers, pin_memory_device, in_order
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            **({"in_order": in_order} if _TORCH_TAKES_IN_ORDER else {}),
+            **({"in_order": in_order} if _torch_takes_in_order() else {}),
         )
         self.in_order = in_order
         self.snapshot_every_n_steps = checked_optional_int(
