@@ -48,10 +48,9 @@ class DeviceStage:
         if plan.outcome is None:
             transfer.wait(self._most)
             executor.make(plans, plan)
-        while transfer.poll() <= self._most and (  # batches that were not delivered
-            sum(plan.outcome is not None for plan in plans.plans) < self._most
-        ):
-            if executor.ready(plans) is None:
+        # As many as were begun and not delivered.
+        while sum(one.outcome is not None for one in plans.plans) < self._most:
+            if transfer.poll() > self._most or executor.ready(plans) is None:
                 break
         pending = plan.outcome
         if pending is None:  # by a signal handler or another thread
