@@ -26,6 +26,7 @@ cdef enum:
 
 
 @cython.no_gc
+@cython.linetrace(False)  # tracing would let other threads in between the steps
 cdef class FileLocks:
     """Locks numbered 0 .. n - 1. Each excludes other processes, other objects of this class, and
     other holds of this object, in all threads.
@@ -140,6 +141,7 @@ cdef class FileLocks:
 
 
 @cython.no_gc
+@cython.linetrace(False)
 cdef class Hold:
     """Locks that one user has; they are given back at the end of a ``with`` block, by `close`, or
     with the object."""
