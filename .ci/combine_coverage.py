@@ -38,6 +38,11 @@ def main(directory: Path, result: Path) -> int:
     paths = sorted(directory.glob(".coverage.*"))
     combined = CoverageData(str(result))
     top = f"{Path.cwd()}{os.sep}"
+
+    def shortened(name: str) -> str:
+        # Processes in another directory have noted whole paths, those in / without the slash.
+        return name.removeprefix(top).removeprefix(top[1:])
+
     seen: set[bytes] = set()
     partial = 0
     for path in paths:
@@ -49,8 +54,7 @@ def main(directory: Path, result: Path) -> int:
             if not is_whole(path):
                 raise CoverageException(f"{path} is a part of a data file")
             piece.read()
-            # Processes with another directory have noted whole paths.
-            combined.update(piece, map_path=lambda name: name.removeprefix(top))
+            combined.update(piece, map_path=shortened)
         except CoverageException:
             partial += 1
         finally:
