@@ -87,7 +87,7 @@ class ImageFiles(DatasetMixin):
 
     def get_example(self, i: int) -> Any:
         """Get the array of image ``i``, or (array, label). Raises IndexError, or ImageError."""
-        return self.__fastiter_into__(i, ())
+        return ImageFiles.__fastiter_into__(self, i, ())  # a subclass's may call this
 
     def __fastiter_into__(self, i: int, out: Any) -> Any:
         """Get example ``i`` as `get_example` does, with its array in the first of ``out``, if that

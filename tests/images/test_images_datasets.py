@@ -166,6 +166,22 @@ def test_an_array_is_made_in_its_place(files, dtype):
         assert not any(np.shares_memory(image, misfit) for misfit in misfits)
 
 
+class InPlace(ImageFolder):
+    def __fastiter_into__(self, i, out):
+        image, label = self[i] if i % 2 else super().__fastiter_into__(i, out)
+        out[0][:] = image
+        return out[0], label
+
+
+@pytest.mark.processes
+def test_a_subclass_may_write_its_rows_in_another_way(folder):
+    dataset, expected = (kind(folder, Resize((8, 9))) for kind in (InPlace, ImageFolder))
+    assert same([dataset[i] for i in range(N)], [expected[i] for i in range(N)])
+    repeated = [expected[i] for _ in range(4) for i in range(N)]
+    with make("1", dataset, repeat=True, shuffle=False, order_sampler=None) as iterator:
+        assert same([row for _ in range(12) for row in next(iterator)], repeated)
+
+
 def test_files_that_cannot_be_read_are_errors_with_their_path(tmp_path, files):
     (tmp_path / "cut.jpg").write_bytes(Path(files[0]).read_bytes()[:900])
     (tmp_path / "folder.jpg").mkdir()
