@@ -23,7 +23,6 @@ typedef struct {
     uint64_t first, count;       /* pixels that it touches */
     double begin, scale, support; /* from the first pixel on; pixels for one of the result; on each side of a centre */
     uint64_t corner, n;          /* the window */
-    uint64_t most;               /* neighbours, even */
     bool mirror;
     fi_resize_axis axis;
 } box_side;
@@ -56,7 +55,7 @@ static bool take_side(box_side *side, double begin, double end, uint64_t pixels,
     side->scale = (end - begin) / (double)size;
     side->support = side->scale > 1 ? side->scale : 1;
     side->axis.n = fi_align_up(side->n, FI_RESIZE_STEP);
-    side->most = fi_align_up(fi_min_u64((uint64_t)ceil(2 * side->support) + 1, side->count), 2);
+    side->axis.taps = (uint32_t)fi_align_up(fi_min_u64((uint64_t)ceil(2 * side->support), side->count), 2);
     return true;
 }
 
@@ -76,13 +75,12 @@ static void fill_axis(box_side *side, double *exact)
         const uint64_t place = fi_min_u64(x, side->n - 1);
         const uint64_t number = side->corner + (side->mirror ? side->n - 1 - place : place);
         const double centre = side->begin + ((double)number + 0.5) * side->scale;
-        const double from = centre - side->support + 0.5;
-        uint64_t end = from > 0 ? (uint64_t)from : 0;
+        uint64_t end = (uint64_t)fmax(0, centre - side->support + 0.5);
         uint32_t n = 0;
         double total = 0, sum = 0;
         int32_t before = 0;
 
-        for (; end < side->count && n < side->most; end++) { /* the pixel around the centre counts a half at least */
+        for (; end < side->count && n < axis->taps; end++) { /* the pixel around the centre counts a half at least */
             const double weight = 1 - fabs((double)end + 0.5 - centre) * rate;
             if (weight > 0)
                 total += exact[n++] = weight;
@@ -92,16 +90,12 @@ static void fill_axis(box_side *side, double *exact)
         for (uint32_t k = 0; k < n; k++) {
             sum += exact[k] * (1 / total);
             const int32_t rounded = (int32_t)(sum * (1 << axis->shift) + 0.5);
-            axis->weights[x * side->most + k] = (int16_t)(rounded - before);
+            axis->weights[x * axis->taps + k] = (int16_t)(rounded - before);
             before = rounded;
         }
         axis->firsts[x] = (uint32_t)end - n;
         axis->counts[x] = n;
-        axis->taps = n > axis->taps ? n : axis->taps;
     }
-    axis->taps = (uint32_t)fi_align_up(axis->taps, 2);
-    for (uint64_t x = 1; x < axis->n; x++) /* closer to each other */
-        memmove(axis->weights + x * axis->taps, axis->weights + x * side->most, axis->taps * sizeof *axis->weights);
 }
 
 /* The next part of the block; where there is none yet, this only counts. */
@@ -119,7 +113,7 @@ static void lay_axis(resizing *work, box_side *side)
 
     axis->firsts = part(work, axis->n, sizeof *axis->firsts);
     axis->counts = part(work, axis->n, sizeof *axis->counts);
-    axis->weights = part(work, axis->n * side->most, sizeof *axis->weights);
+    axis->weights = part(work, axis->n * axis->taps, sizeof *axis->weights);
 }
 
 /* No product overflows: results times neighbours of an axis are below 2^34, rows times their values below 2^60. */
@@ -130,14 +124,14 @@ static void lay_out(resizing *work)
     work->used = 0;
     work->plane = work->task->planes ? fi_align_up(columns->n, FI_RESIZE_VECTOR) : 0;
     work->stride = work->task->planes ? 3 * work->plane : fi_align_up(3 * columns->axis.n + 2, FI_RESIZE_VECTOR);
-    work->ring_rows = fi_align_up(rows->most + FI_RESIZE_ROWS, FI_RESIZE_ROWS);
-    work->reach = 3 * (columns->count + columns->most) + FI_RESIZE_LOADED;
+    work->ring_rows = fi_align_up(rows->axis.taps + FI_RESIZE_ROWS, FI_RESIZE_ROWS);
+    work->reach = 3 * (columns->count + columns->axis.taps) + FI_RESIZE_LOADED;
     lay_axis(work, columns);
     lay_axis(work, rows);
-    work->exact = part(work, fi_max_u64(columns->most, rows->most), sizeof *work->exact);
+    work->exact = part(work, fi_max_u64(columns->axis.taps, rows->axis.taps), sizeof *work->exact);
     work->ring = part(work, work->ring_rows * work->stride, sizeof *work->ring);
     work->copies = part(work, FI_RESIZE_ROWS * work->reach, 1);
-    work->sources = part(work, rows->most, sizeof *work->sources);
+    work->sources = part(work, rows->axis.taps, sizeof *work->sources);
     work->values = part(work, 3 * columns->n, 1);
 }
 
@@ -145,14 +139,13 @@ static void lay_out(resizing *work)
 static void resize_rows(const resizing *work, uint64_t row, int16_t *out)
 {
     const fi_resize_task *const task = work->task;
-    const uint64_t bytes = 3 * task->height * task->width;
     const uint8_t *rows[2 * FI_RESIZE_ROWS];
 
     for (uint64_t k = 0; k < 2 * FI_RESIZE_ROWS; k++) {
         const uint64_t number = work->rows.first + fi_min_u64(row + k, work->rows.count - 1);
         const uint64_t place = 3 * (number * task->width + work->columns.first);
         rows[k] = task->pixels + place;
-        if (k < FI_RESIZE_ROWS && place + work->reach > bytes) /* near the end of the pixels */
+        if (k < FI_RESIZE_ROWS && place + work->reach > 3 * task->height * task->width) /* near the end of the pixels */
             rows[k] = memcpy(work->copies + k * work->reach, rows[k], 3 * work->columns.count);
     }
     work->loops->across(&work->columns.axis, rows, out, work->stride, work->plane);

@@ -10,65 +10,42 @@
 #define FI_TARGET __attribute__((target("avx2")))
 #define FI_INLINE FI_TARGET static inline __attribute__((always_inline))
 
-typedef struct {
-    __m256i upper, lower; /* of rows 0 and 1, and of rows 2 and 3 */
-} four_rows;
-
-FI_INLINE __m256i both_lanes(__m128i lane)
-{
-    return _mm256_broadcastsi128_si256(lane);
-}
-
-FI_INLINE __m256i pair_of_weights(const int16_t *weights)
+/* Sums of 32 bits, each with the products of two values and a pair of weights. */
+FI_INLINE __m256i with_products(__m256i sums, __m256i values, const int16_t *weights)
 {
     int32_t both;
 
     memcpy(&both, weights, sizeof both);
-    return _mm256_set1_epi32(both);
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(values, _mm256_set1_epi32(both)));
 }
 
-/* Sums of 32 bits, each with the products of two times 16 bits. */
-FI_INLINE __m256i with_products(__m256i sums, __m256i values, __m256i weights)
+FI_INLINE __m256i pixels_at(const uint8_t *const *rows, uint64_t place)
 {
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(values, weights));
+    const __m128i upper = _mm_loadu_si128((const __m128i *)(rows[0] + place));
+    const __m128i lower = _mm_loadu_si128((const __m128i *)(rows[1] + place));
+
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(upper), lower, 1);
 }
 
-FI_INLINE four_rows pixels_at(const uint8_t *const *rows, uint64_t place)
+/* Adds a pixel of four rows, each red, green, blue and nothing: from `fours` times four taps, and two more if `odd`. */
+FI_INLINE void add_pixel(__m256i *sums, const uint8_t *const *rows, uint64_t place, const int16_t *weights,
+                         uint32_t fours, bool odd)
 {
-    __m128i row[4];
+    /* Widen a pair of taps to red, red, green, green, blue, blue of 16 bits. */
+    const __m256i first = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+    const __m256i second = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
 
-    for (int k = 0; k < 4; k++)
-        row[k] = _mm_loadu_si128((const __m128i *)(rows[k] + place));
-    return (four_rows){_mm256_inserti128_si256(_mm256_castsi128_si256(row[0]), row[1], 1),
-                       _mm256_inserti128_si256(_mm256_castsi128_si256(row[2]), row[3], 1)};
-}
-
-/* A pair of taps of each row. `order` widens it to red, red, green, green, blue, blue of 16 bits. */
-FI_INLINE void add_pair(four_rows *sums, four_rows pixels, __m256i order, const int16_t *weights)
-{
-    const __m256i weight = pair_of_weights(weights);
-
-    sums->upper = with_products(sums->upper, _mm256_shuffle_epi8(pixels.upper, order), weight);
-    sums->lower = with_products(sums->lower, _mm256_shuffle_epi8(pixels.lower, order), weight);
-}
-
-/* A pixel of each row, red, green, blue and nothing of 32 bits: from `fours` times four taps, and two more if `odd`. */
-FI_INLINE four_rows pixel(const uint8_t *const *rows, uint64_t place, const int16_t *weights, __m256i half,
-                          uint32_t fours, bool odd)
-{
-    const __m256i first = both_lanes(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
-    const __m256i second = both_lanes(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
-    const int16_t *const end = weights + 4 * (uint64_t)fours;
-    four_rows sums = {half, half};
-
-    for (; weights != end; weights += 4, place += 12) {
-        const four_rows pixels = pixels_at(rows, place);
-        add_pair(&sums, pixels, first, weights);
-        add_pair(&sums, pixels, second, weights + 2);
+    for (const int16_t *const end = weights + 4 * (uint64_t)fours; weights != end; weights += 4, place += 12) {
+        for (int k = 0; k < 2; k++) {
+            const __m256i pixels = pixels_at(rows + 2 * k, place);
+            sums[k] = with_products(sums[k], _mm256_shuffle_epi8(pixels, first), weights);
+            sums[k] = with_products(sums[k], _mm256_shuffle_epi8(pixels, second), weights + 2);
+        }
     }
-    if (odd)
-        add_pair(&sums, pixels_at(rows, place), first, weights);
-    return sums;
+    for (int k = 0; odd && k < 2; k++)
+        sums[k] = with_products(sums[k], _mm256_shuffle_epi8(pixels_at(rows + 2 * k, place), first), weights);
 }
 
 /* Two pixels of a row in each lane, of 16 bits a value. */
@@ -86,7 +63,8 @@ FI_INLINE void put_lanes(int16_t *out, uint64_t stride, __m256i values)
 /* Eight pixels of a row in each lane, two in each vector. */
 FI_INLINE void put(int16_t *out, uint64_t stride, uint64_t x, uint64_t plane, const __m256i *pixels)
 {
-    const __m256i close = both_lanes(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, -1, -1, -1, -1));
+    const __m256i close = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, -1, -1, -1, -1));
 
     if (plane == 0) {
         for (int k = 0; k < 4; k++) /* each over the 2 values that the last one has beyond its own */
@@ -107,29 +85,29 @@ FI_INLINE void across_by(const fi_resize_axis *axis, const uint8_t *const *sourc
                          uint64_t plane, uint32_t fours, bool odd)
 {
     const uint8_t *const rows[] = {sources[0], sources[1], sources[2], sources[3]};
-    const uint8_t *const *const later = sources + FI_RESIZE_ROWS;
     const __m256i half = _mm256_set1_epi32(1 << (axis->shift - 1));
     const __m128i shift = _mm_cvtsi32_si128((int)axis->shift);
     const uint64_t taps = 4 * (uint64_t)fours + 2 * odd;
     const int16_t *weights = axis->weights;
 
     for (uint64_t x = 0; x < axis->n; x += FI_RESIZE_STEP) {
-        const uint64_t left = axis->firsts[x], right = axis->firsts[x + FI_RESIZE_STEP - 1]; /* or mirrored */
-        const uint64_t end = 3 * fi_max_u64(left, right);
-        __m256i upper[4], lower[4];
-        for (uint64_t place = 3 * fi_min_u64(left, right); place <= end; place += FI_CACHE_LINE) {
+        const uint64_t begin = axis->firsts[x], last = axis->firsts[x + FI_RESIZE_STEP - 1]; /* or mirrored */
+        const uint64_t end = 3 * fi_max_u64(begin, last);
+        __m256i pixels[2][4];
+        for (uint64_t place = 3 * fi_min_u64(begin, last); place <= end; place += FI_CACHE_LINE) {
             for (int k = 0; k < FI_RESIZE_ROWS; k++) /* processors foresee a row, but not its start */
-                __builtin_prefetch(later[k] + place);
+                __builtin_prefetch(sources[FI_RESIZE_ROWS + k] + place);
         }
         for (int k = 0; k < 4; k++, weights += 2 * taps) {
             const uint32_t *const firsts = axis->firsts + x + 2 * k;
-            const four_rows a = pixel(rows, 3 * (uint64_t)firsts[0], weights, half, fours, odd);
-            const four_rows b = pixel(rows, 3 * (uint64_t)firsts[1], weights + taps, half, fours, odd);
-            upper[k] = two_pixels(a.upper, b.upper, shift);
-            lower[k] = two_pixels(a.lower, b.lower, shift);
+            __m256i left[] = {half, half}, right[] = {half, half};
+            add_pixel(left, rows, 3 * (uint64_t)firsts[0], weights, fours, odd);
+            add_pixel(right, rows, 3 * (uint64_t)firsts[1], weights + taps, fours, odd);
+            for (int pair = 0; pair < 2; pair++)
+                pixels[pair][k] = two_pixels(left[pair], right[pair], shift);
         }
-        put(out, stride, x, plane, upper);
-        put(out + 2 * stride, stride, x, plane, lower);
+        for (int pair = 0; pair < 2; pair++)
+            put(out + 2 * pair * stride, stride, x, plane, pixels[pair]);
     }
 }
 
@@ -154,13 +132,12 @@ FI_INLINE __m256i weighted(const int16_t *const *rows, uint64_t place, const int
     __m256i low[] = {half, half}, high[] = {half, half};
 
     for (uint32_t p = 0; p < pairs; p++) {
-        const __m256i weight = pair_of_weights(weights + 2 * p);
         const int16_t *const upper = rows[2 * p] + place, *const lower = rows[2 * p + 1] + place;
         for (int k = 0; k < 2; k++) {
             const __m256i first = _mm256_loadu_si256((const __m256i *)(upper + 16 * k));
             const __m256i second = _mm256_loadu_si256((const __m256i *)(lower + 16 * k));
-            low[k] = with_products(low[k], _mm256_unpacklo_epi16(first, second), weight);
-            high[k] = with_products(high[k], _mm256_unpackhi_epi16(first, second), weight);
+            low[k] = with_products(low[k], _mm256_unpacklo_epi16(first, second), weights + 2 * p);
+            high[k] = with_products(high[k], _mm256_unpackhi_epi16(first, second), weights + 2 * p);
         }
     }
     const __m256i values = _mm256_packus_epi16(two_pixels(low[0], high[0], bits), two_pixels(low[1], high[1], bits));
@@ -170,14 +147,13 @@ FI_INLINE __m256i weighted(const int16_t *const *rows, uint64_t place, const int
 FI_TARGET static void down(const int16_t *const *rows, uint64_t from, const int16_t *weights, uint32_t pairs,
                            unsigned shift, uint64_t n, uint8_t *out)
 {
-    for (uint64_t v = 0; n >= FI_RESIZE_VECTOR && v < n; v += FI_RESIZE_VECTOR) {
-        const uint64_t place = fi_min_u64(v, n - FI_RESIZE_VECTOR); /* the last ones may be done already */
-        _mm256_storeu_si256((__m256i *)(out + place), weighted(rows, from + place, weights, pairs, shift));
-    }
-    if (n < FI_RESIZE_VECTOR) {
-        uint8_t values[FI_RESIZE_VECTOR];
-        _mm256_storeu_si256((__m256i *)values, weighted(rows, from, weights, pairs, shift));
-        memcpy(out, values, n);
+    for (uint64_t v = 0; v < n; v += FI_RESIZE_VECTOR) { /* the last ones may be done already */
+        const uint64_t place = n < FI_RESIZE_VECTOR ? 0 : fi_min_u64(v, n - FI_RESIZE_VECTOR);
+        const __m256i values = weighted(rows, from + place, weights, pairs, shift);
+        if (n < FI_RESIZE_VECTOR)
+            memcpy(out, &values, n);
+        else
+            _mm256_storeu_si256((__m256i *)(out + place), values);
     }
 }
 
