@@ -143,10 +143,16 @@ def values_of(sampler: Any) -> tuple[str, Any] | None:
 
 def digest_of(values: Any) -> str:
     """A text that tells weights or indices apart."""
-    array = np.ascontiguousarray(values)
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+    try:
+        array = np.ascontiguousarray(values)
+    except ValueError:  # keys of different lengths
+        array = np.array(None)
     if array.dtype.hasobject:  # keys of any type
         array = np.frombuffer(repr([*values]).encode(), np.uint8)
-    return hashlib.blake2b(array.data, digest_size=8, person=array.dtype.str.encode()).hexdigest()
+    kind = array.dtype.str.encode()
+    return hashlib.blake2b(array.view(np.uint8).data, digest_size=8, person=kind).hexdigest()
 
 
 def converted(state: Any, loader: Any, strict: bool, is_again: bool = False) -> dict[str, Any]:

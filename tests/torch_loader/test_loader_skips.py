@@ -375,6 +375,24 @@ def test_an_example_that_kills_each_worker_is_skipped(collate, on_error, kind, h
     assert "WorkerDiedError" in loader.skipped[1].error
 
 
+class KillsInParts(Kills):
+    def __getitems__(self, part):
+        return [self[key] for key in range(N)[part.start : part.stop]]
+
+
+@pytest.mark.parametrize("kind", [slice, range])
+def test_a_batch_that_is_no_list_and_kills_each_worker_is_an_error(kind):
+    parts = [kind(first, first + 4) for first in (0, 4, 8)]
+    loader = DataLoader(
+        KillsInParts(()), batch_sampler=parts, num_workers=2, on_error="skip", skip_limit=None
+    )
+    iterator = iter(loader)
+    assert labels_of(next(iterator)) == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match=rf"SIGKILL: the batch of \[?{kind.__name__}\(4, 8"):
+        next(iterator)
+    assert labels_of(next(iterator)) == [8, 9, 10, 11] and not loader.skipped
+
+
 def test_a_worker_that_is_killed_skips_nothing():
     loader = DataLoader(Broken(), 4, num_workers=2, on_error="skip", skip_limit=None)
     iterator = iter(loader)

@@ -802,6 +802,7 @@ def test_workers_are_shut_down_by_the_name_that_torch_has():
     loader._iterator._shutdown_workers()
     assert children() == former
     assert len(list(loader)) == 12
+    assert loader.stats().batches == 1 + 12
 
 
 def test_several_iterations_at_a_time():

@@ -8,6 +8,7 @@ import collections
 import itertools
 import warnings
 
+import numpy as np
 import pytest
 from support.transports import by_json
 
@@ -569,6 +570,37 @@ def test_a_count_below_the_last_change_of_cuts():
         else:
             again.load_state_dict(changed)
             assert flat(map(values, again)) == list(range(N))[n_keys:]
+
+
+SOURCES = {
+    "dates": lambda last: torch_data.SubsetRandomSampler(np.array([1, 2, last], "M8[D]")),
+    "keys of any length": lambda last: torch_data.SubsetRandomSampler([(1,), (1, 2), (last,)]),
+    "weights with a gradient": lambda last: torch_data.WeightedRandomSampler(
+        torch.tensor([1.0, 2.0, last], requires_grad=True), 6
+    ),
+}
+
+
+class Named(dict):
+    """Has an example for each key."""
+
+    def __missing__(self, key):
+        return str(key)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_what_a_sampler_draws_from_is_compared(kind):
+    def made(cls, last=3):
+        torch.manual_seed(5)
+        return cls(Named(), sampler=SOURCES[kind](last))
+
+    expected = list(made(torch_data.DataLoader))
+    saved, loader = made(DataLoader), made(DataLoader)
+    first = next(iter(saved))
+    loader.load_state_dict(by_json(saved.state_dict()))
+    assert [first, *loader] == expected
+    with pytest.raises(ValueError, match=r"saved with sampler\.(indices|weights)"):
+        made(DataLoader, 4).load_state_dict(saved.state_dict())
 
 
 def without_facts(state):
