@@ -1,4 +1,8 @@
-# Shared by the scripts in this directory; sourced, never run.
+# Shared by the scripts in this directory; sourced, never run. With --help a script prints its head.
+if [ "${1:-}" = --help ]; then
+    awk 'NR > 1 && !sub(/^# ?/, "") { exit } NR > 1' "$0"
+    exit
+fi
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=$(mktemp -d)

@@ -162,6 +162,14 @@ def test_the_figure_of_the_segment_shows_the_present_layout() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["build_python", "docs", "nightly", "pythons", "run"])
+def test_a_script_prints_what_it_does(name: str) -> None:
+    script = ROOT / ".ci" / name
+    printed = subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
+    head = script.read_text().split("\nset -")[0].split("\n")[1:]
+    assert printed.split("\n")[:-1] == [line.removeprefix("#").removeprefix(" ") for line in head]
+
+
 def test_the_readme_is_one_screen() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.split()) <= 700
