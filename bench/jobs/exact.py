@@ -12,6 +12,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import itertools
+import logging
 import random
 import signal
 import sys
@@ -402,6 +403,7 @@ def _end(signum: int, frame: Any) -> None:
 def main() -> None:
     """Print the table."""
     warnings.simplefilter("ignore")
+    logging.getLogger("fastiter").setLevel("ERROR")  # else it tells of each skipped example
     signal.signal(signal.SIGALRM, _end)
     wanted = sys.argv[1:] or list(LIBRARIES)
     print("| library | data |", " | ".join(CHANGES), "|")
