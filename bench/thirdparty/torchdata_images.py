@@ -31,9 +31,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch-size", type=int, default=16)
     options = parser.parse_args()
+    steps = options.images // options.batch_size - 1
+    if steps < 6:
+        parser.error("--images takes at least 7 batches: the first 4 are not timed")
     top = Path(__file__).resolve().parents[2]
     print(describe(options.checkout, "torchdata", "torchvision", "pillow"))
-    steps = options.images // options.batch_size - 1
     rates: dict[str, dict[str, list[float]]] = {}
     with (
         copies(options.checkout, FILE, LOADERS) as trees,
