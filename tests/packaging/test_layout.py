@@ -50,7 +50,7 @@ CEILINGS = {
     "_threads": 1_433,
     "_util": 1_160,
     "_workers": 4_701,
-    "csrc": 10_051,
+    "csrc": 10_020,
     "dataset": 1_548,
     "datasets": 4_075,
     "files": 610,
