@@ -24,7 +24,6 @@ from fastiter._util.warn import warn_caller
 from fastiter.torch._state import (
     Resume,
     check_missing,
-    check_states,
     drawn_from,
     generators_of,
     is_permutation,
@@ -32,6 +31,7 @@ from fastiter.torch._state import (
     length_of,
     no_state,
     samplers_in,
+    unpacked,
 )
 
 _VERSION = 1
@@ -164,7 +164,8 @@ def converted(state: Any, loader: Any, strict: bool, is_again: bool = False) -> 
     """
     try:
         state = copy.deepcopy(state)
-        check_states([*state["_global_state"], *state.get("_unbegun_states", ())])
+        for text in (*state["_global_state"], *state.get("_unbegun_states", ())):
+            unpacked(text)
         _ = state["_rank"]
         main = state["_snapshot"]["_main_snapshot"] if "_snapshot" in state else state
         resume = None if "_unbegun_states" in state else Resume.of(state)

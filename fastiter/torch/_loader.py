@@ -444,14 +444,12 @@ persistent_workers, pin_memory_device, in_order
         elif self._last_iteration.state is not None:
             state = {**packed(self._last_iteration.state), **program_state(draws_globally(self))}
         elif self._loaded is not None:
-            state = copied(self._loaded)
-            return state
+            return {**copied(self._loaded)}
         else:
             return {**unbegun_state(self), "_facts": facts_of_none(self)}
         state["_facts"] = state["_facts"] or facts_of(self)
         Resume.of(state).check()
-        state = copied(state)
-        return state
+        return {**copied(state)}
 
     def _digest_of_values(self) -> dict[str, str]:
         """The weights or indices that the sampler draws from, read once for each object."""

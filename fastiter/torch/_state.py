@@ -167,7 +167,7 @@ def states_of(generators: list[torch.Generator]) -> list[torch.Tensor | str]:
 def set_states(generators: list[torch.Generator], states: list[torch.Tensor | str]) -> None:
     """Set generators back to what `states_of` gave, or to such texts."""
     for generator, state in zip(generators, states, strict=False):
-        generator.set_state(_unpacked(state) if isinstance(state, str) else state)
+        generator.set_state(unpacked(state) if isinstance(state, str) else state)
 
 
 def packed(state: dict[str, Any]) -> dict[str, Any]:
@@ -180,12 +180,6 @@ def packed(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, **{name: [*map(_packed, one)] for name, one in found.items() if one}}
 
 
-def check_states(states: list[str]) -> None:
-    """Raise ValueError if one of them is not of `states_of`."""
-    for state in states:
-        _unpacked(state)
-
-
 def _packed(state: torch.Tensor | str) -> str:
     if isinstance(state, str):
         return state
@@ -195,7 +189,8 @@ def _packed(state: torch.Tensor | str) -> str:
     return binascii.b2a_base64(zlib.compress(planes, 1), newline=False).decode()
 
 
-def _unpacked(text: str) -> torch.Tensor:
+def unpacked(text: str) -> torch.Tensor:
+    """The state that `packed` has made a text of; ValueError if it is none."""
     try:
         planes = zlib.decompress(binascii.a2b_base64(text))
     except (TypeError, ValueError, zlib.error) as error:

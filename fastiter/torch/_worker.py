@@ -115,9 +115,6 @@ class _Broken:
     def __init__(self, error: ExceptionWrapper) -> None:
         self._error = error
 
-    def __len__(self) -> int:
-        return 0
-
     def __getitem__(self, index: int) -> None:
         try:
             self._error.reraise()
