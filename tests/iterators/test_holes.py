@@ -177,6 +177,9 @@ def test_what_a_state_with_holes_needs() -> None:
     states[0]["missing"]["delivered"] = 0b110
     with pytest.raises(ValueError, match=r"1 batches are missing at the end, .* on 1 rank"):
         last[0].load_state_dict(states[0])
+    states[0]["missing"]["delivered"] = 1 << 9
+    with pytest.raises(ValueError, match=r"there is no step \d+ that was delivered"):
+        last[0].load_state_dict(states[0])
 
 
 def test_each_rank_keeps_the_examples_that_it_has_skipped() -> None:

@@ -157,6 +157,14 @@ def edited(state, count):
     return {**state, "_sampler_iter_yielded": count, "_num_yielded": count}
 
 
+class Remembering(list):
+    def state_dict(self):
+        return {"length": len(self)}
+
+    def load_state_dict(self, state):
+        assert state == self.state_dict()
+
+
 def test_edited_counts():
     loader = loader_of("shuffle")
     batches = epoch_of(loader)
@@ -176,6 +184,13 @@ def test_edited_counts():
     assert flat(epoch_of(other)) == flat(batches[6:])
     with pytest.raises(ValueError, match="counts 5 batches"):
         other.load_state_dict(edited(recut, 5))
+    missing = {**state, "_order": {**state["_order"], "missing": {"delivered": 2}}}
+    with pytest.raises(ValueError, match="cannot go back to batch 5"):
+        other.load_state_dict(edited(missing, 5))
+    loader = DataLoader(Remembering(range(N)), 4, sampler=ShuffleOrderSampler(3))
+    next(iter(loader))
+    with pytest.raises(ValueError, match=r"counts 0 batches, but 1 .* has a state of its own"):
+        loader.load_state_dict(edited(loader.state_dict(), 0))
 
 
 def test_refused_states():

@@ -153,6 +153,12 @@ def test_states_of_ranks_are_equal_and_small():
         states.append(loader.state_dict())
     assert states[0] == states[1]
     assert len(json.dumps(states[0])) <= 1024
+    loader = DataLoader(stream(), 3)
+    states.append(loader.state_dict())
+    loader.load_state_dict(states[:2])
+    with pytest.raises(ValueError, match="states of the ranks of a StreamDataset differ"):
+        loader.load_state_dict(states)
+    assert loader.state_dict() == states[0]
 
 
 def test_what_is_left_of_a_killed_workers_shards_comes():
