@@ -270,6 +270,35 @@ def test_missing_batches_of_all_ranks():
     assert loader.state_dict() == before
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("n", range(4))
+def test_a_state_while_missing_batches_come_and_after(workers, n):
+    loader = loader_of("shuffle")
+    batches = epoch_of(loader)
+    loader.set_epoch(0)
+    next(iter(loader))
+    state = by_json(loader.state_dict())
+    state["_order"]["missing"] = {"delivered": 0b10}  # the batch after the next one
+    loader = loader_of("shuffle", num_workers=workers)
+    loader.load_state_dict(state)
+    iterator = iter(loader)
+    found = [values(next(iterator)) for _ in range(n)]
+    other = loader_of("shuffle")
+    other.load_state_dict(by_json(loader.state_dict()))
+    assert found + epoch_of(other) == [batches[1], *batches[3:]]
+
+
+def test_the_state_at_the_end_tells_of_the_next_epoch():
+    loader = DataLoader(range(200), 2, sampler=ShuffleOrderSampler(3), num_workers=1)
+    iterator = iter(loader)
+    for _ in range(30):
+        next(iterator)
+    loader.load_state_dict(by_json(loader.state_dict()))
+    assert len(list(loader)) == 70
+    record = loader.state_dict()["_snapshot"]["_main_snapshot"]["_order"]
+    assert (record["epoch"], record["position"], record["step"]) == (1, 0, 100)
+
+
 def test_states_of_ranks_that_differ():
     """Batches that one rank alone has had are left out; nothing else may differ."""
 
