@@ -290,7 +290,6 @@ persistent_workers, pin_memory_device, in_order
             )
         self._digest: tuple[Any, int, str] | None = None
         self._loaded: dict[str, Any] | None = None  # a state from which the next iteration goes on
-        self._is_strict = True  # about it
         self._loaded_record: LoadedRecord | None = None  # in it, of a sampler of fastiter's
         self._last_iteration = LastIteration()
         if self._is_stream:

@@ -224,6 +224,17 @@ def test_the_loop_goes_on_after_errors_that_end_torchs(arguments, error, text):
     assert list(iterator) == [[8, 9, 10, 11]]
 
 
+def test_a_stop_iteration_without_workers_ends_no_epoch():
+    def example(i):
+        return next(iter(())) if i == 5 else i
+
+    iterator = iter(DataLoader(Dataset(example, 12), 4, collate_fn=list))
+    assert next(iterator) == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match=r"StopIteration\(\) was raised by the dataset"):
+        next(iterator)
+    assert list(iterator) == [[8, 9, 10, 11]]
+
+
 class Gives(Dataset):
     def __getitems__(self, indices):
         return self.function(indices)

@@ -145,6 +145,18 @@ def test_after_a_rest_without_a_full_batch_comes_the_next_epoch(n_workers):
     assert [rows_of(batch) for batch in other] == second
 
 
+def test_workers_that_persist_go_on_from_a_loaded_state():
+    loader = DataLoader(stream(), 4, num_workers=1, persistent_workers=True)
+    first, second = epochs(4, 2)
+    iterator = iter(loader)
+    assert [rows_of(next(iterator)) for _ in range(3)] == first[:3]
+    state = loader.state_dict()
+    assert [rows_of(batch) for batch in iterator] == first[3:]
+    loader.load_state_dict(state)
+    assert [rows_of(batch) for batch in loader] == first[3:]
+    assert [rows_of(batch) for batch in loader] == second
+
+
 def test_states_of_ranks_are_equal_and_small():
     states = []
     for rank in range(2):
