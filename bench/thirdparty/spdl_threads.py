@@ -1,10 +1,11 @@
 """SPDL's `examples/multi_thread_preprocessing.py`: decode, resize, batch, normalise.
 
-`python -m bench.thirdparty.spdl_threads CHECKOUT --workers 1 2`; needs spdl, torchvision and
-SciPy. The harness compares torch's loader with SPDL's pipeline of threads; here fastiter's loader
-takes the place of torch's in turns. Its data set is a folder of synthetic photographs of 500 x 375
-in ImageNet's layout. Its transfer to a GPU is left out. CPU time, of all processes and with the
-start of the workers, says more than the rate where other programs run.
+`python -m bench.thirdparty.spdl_threads CHECKOUT --workers 1 2`; needs spdl, the libraries of
+FFmpeg that it loads, torchvision and SciPy. The harness compares torch's loader with SPDL's
+pipeline of threads; here fastiter's loader takes the place of torch's in turns. Its data set is a
+folder of synthetic photographs of 500 x 375 in ImageNet's layout. Its transfer to a GPU is left
+out. CPU time, of all processes and with the start of the workers, says more than the rate where
+other programs run.
 """
 
 from __future__ import annotations
