@@ -7,7 +7,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import context as contexts
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch.utils.data
 from torch.utils.data import _DatasetKind
@@ -443,12 +443,12 @@ persistent_workers, pin_memory_device, in_order
         elif self._last_iteration.state is not None:
             state = {**packed(self._last_iteration.state), **program_state(draws_globally(self))}
         elif self._loaded is not None:
-            return {**copied(self._loaded)}
+            return cast("dict[str, Any]", copied(self._loaded))
         else:
             return {**unbegun_state(self), "_facts": facts_of_none(self)}
         state["_facts"] = state["_facts"] or facts_of(self)
         Resume.of(state).check()
-        return {**copied(state)}
+        return cast("dict[str, Any]", copied(state))
 
     def _digest_of_values(self) -> dict[str, str]:
         """The weights or indices that the sampler draws from, read once for each object."""
