@@ -26,6 +26,7 @@ from fastiter.torch._state import (
     check_missing,
     drawn_from,
     generators_of,
+    is_own,
     is_permutation,
     is_torchs,
     length_of,
@@ -115,7 +116,7 @@ def _without(facts: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 def cut_size(loader: Any) -> int | None:
     """The keys of a batch, where torch's `BatchSampler` cuts them."""
     sampler = loader._index_sampler
-    return int(sampler.batch_size) if type(sampler) is BatchSampler else None
+    return int(sampler.batch_size) if is_own(sampler, BatchSampler) else None
 
 
 def _kinds_of_generators(generators: list[torch.Generator] | None, loader: Any) -> str:
@@ -244,7 +245,7 @@ def _refusal(name: str, saved: dict[str, Any], now: dict[str, Any], may_grow: bo
 def _has_grown(loader: Any, saved: dict[str, Any], now: dict[str, Any]) -> bool:
     """Whether a sampler of each example once has more of them, behind those that it had."""
     sampler = drawn_from(loader._index_sampler)
-    if not (type(sampler) is SequentialSampler or is_permutation(sampler)):
+    if not (is_own(sampler, SequentialSampler) or is_permutation(sampler)):
         return False
     of_dataset, n_keys, n = ((saved.get(name) or 0, now.get(name) or 0) for name in _SIZES)
     is_all = n_keys == n or n_keys[0] == n_keys[1]  # or num_samples, which has not changed

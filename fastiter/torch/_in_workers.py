@@ -32,7 +32,7 @@ from fastiter.torch._examples import decided
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._keys import keys_of
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, asks_state, index_array
-from fastiter.torch._state import Resume, hold_state
+from fastiter.torch._state import Resume, hold_state, is_own
 from fastiter.torch._statistics import Adjustment, ahead
 from fastiter.torch._worker import LoaderJob, Reply, plain_attributes
 
@@ -182,7 +182,7 @@ class WorkersIterator(LoaderIterator):
         )
         pool.ring.set_hedge(loader.hedge or 0.0)
         # Of another batch sampler the batch_size may be tokens, or the most that there can be.
-        is_known = not self._auto_collation or type(self._index_sampler) is BatchSampler
+        is_known = not self._auto_collation or is_own(self._index_sampler, BatchSampler)
         plain = plain_columns(self._dataset) if self._planner.rows and is_known else None
         if plain is not None and plain.is_arrow:
             pool.use_columns(plain, min(pool.rows, len(self._dataset)) or 1)

@@ -35,6 +35,7 @@ from fastiter.torch._state import (
     drawn_from,
     epoch_of,
     generators_of,
+    is_own,
     is_torchs,
     length_of,
     packed,
@@ -362,7 +363,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def _epoch_size(self) -> int | None:
         """Examples of this iteration, if it is known."""
         sampler = self._index_sampler
-        is_counted = type(sampler) is BatchSampler or not self._auto_collation
+        is_counted = is_own(sampler, BatchSampler) or not self._auto_collation
         if not self._is_iterable and not is_counted:
             return None
         n = length_of(self._dataset if self._is_iterable else drawn_from(sampler))

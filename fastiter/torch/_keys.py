@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 
 from fastiter._fetch.dataset_access import epochs_of, is_stateful
 from fastiter._order.permutation import example_seeds
-from fastiter.torch._state import drawn_from, is_permutation, state_if_any, states_of
+from fastiter.torch._state import drawn_from, is_own, is_permutation, state_if_any, states_of
 
 if TYPE_CHECKING:
     from fastiter._fetch.epoch_rows import EpochRows
@@ -236,7 +236,7 @@ def _changed(
 
 
 def _has_order(sampler: Any) -> bool:
-    return type(sampler) is SequentialSampler or (
+    return is_own(sampler, SequentialSampler) or (
         is_permutation(sampler) and sampler.num_samples == len(sampler.data_source)
     )
 
@@ -321,7 +321,7 @@ class SamplerKeys:
         #: of the generators at the first key, if not as at the start
         self.generator_states: list[str] | None = None if main is None else main["_key_states"]
         #: whether the keys are cut here; arrays of them are then made here, too
-        self._cuts = self.makes_arrays = type(sampler) is BatchSampler
+        self._cuts = self.makes_arrays = is_own(sampler, BatchSampler)
         self._lists = is_batched and not self._cuts  # items that have no length
         self._sampler: Any = drawn_from(sampler)
         self._ranks = 1, 0

@@ -247,7 +247,13 @@ def load_program_state(loader: Any, state: dict[str, Any]) -> None:
 def drawn_from(sampler: Any) -> Any:
     """The sampler whose keys are counted: the sampler of a torch `BatchSampler`, or any other
     sampler itself."""
-    return sampler.sampler if type(sampler) is BatchSampler else sampler
+    return sampler.sampler if is_own(sampler, BatchSampler) else sampler
+
+
+def is_own(sampler: Any, kind: type[Any]) -> bool:
+    """Whether a sampler is of just this class of torch, and its `__iter__` was not replaced."""
+    names = offered(kind.__iter__, "__globals__", {})
+    return type(sampler) is kind and names.get("__name__") == kind.__module__
 
 
 def is_torchs(sampler: Any) -> bool:
@@ -257,7 +263,7 @@ def is_torchs(sampler: Any) -> bool:
 
 def is_permutation(sampler: Any) -> bool:
     """Whether a sampler of torch's gives each example once, shuffled."""
-    return type(sampler) is RandomSampler and not sampler.replacement
+    return is_own(sampler, RandomSampler) and not sampler.replacement
 
 
 def length_of(value: Any) -> int | None:

@@ -800,6 +800,20 @@ def test_functions_of_torch_that_a_program_replaces(
         assert list(loader_class(range(80), 4, **workers)) == ["4 of int"] * 20
 
 
+@pytest.mark.parametrize(
+    "kind", [torch_data.BatchSampler, torch_data.RandomSampler, torch_data.SequentialSampler]
+)
+def test_iter_of_torchs_samplers_that_a_program_replaces(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, workers: Any
+) -> None:
+    keys = [[5, 1], [3]] if kind is torch_data.BatchSampler else [5, 1, 3]
+    monkeypatch.setattr(kind, "__iter__", lambda self: iter(keys))
+    shuffle = kind is not torch_data.SequentialSampler
+    for loader_class in LOADERS.values():
+        loader = loader_class(range(8), 2, shuffle=shuffle, **workers)
+        assert [batch.tolist() for batch in [*loader, *loader]] == [[5, 1], [3]] * 2
+
+
 def test_functions_of_torchs_table_that_are_exchanged_or_wrapped(
     monkeypatch: pytest.MonkeyPatch, workers: Any
 ) -> None:
