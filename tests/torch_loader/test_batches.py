@@ -410,6 +410,19 @@ def test_rows_are_used_for_examples_of_any_shape():
         array[...] = 0  # it is the program's own
 
 
+@pytest.mark.parametrize("collate_fn", [None, list])
+def test_columns_of_a_buffer_that_the_dataset_writes_again(collate_fn):
+    buffer = np.zeros(2)
+
+    def written(i):
+        buffer[:] = i
+        return buffer
+
+    loader = DataLoader(Dataset(written, 160), 2, collate_fn=collate_fn, num_workers=2)
+    *_, last = ([float(row[1]) for row in batch] for batch in loader)
+    assert last == [158, 159]
+
+
 def joined(batch):
     """The result of a worker's `default_collate`, and whether it has a file of shared memory."""
     whole = torch_data.default_collate(batch)
