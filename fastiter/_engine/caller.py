@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastiter._engine.executor import Executor, capture_in
-from fastiter._util.failures import AllSkipped, Failure, FailurePolicy
+from fastiter._util.failures import AllSkipped, FailurePolicy, failure_of
 from fastiter.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class CallerExecutor(Executor):
             if not self._is_seeded:
                 plan.outcome = maker.batch(plan, self.seed, self._policy)
                 return plan
-        except Exception as error:  # a signal handler's, too
-            plan.outcome = Failure.of(error)
+        except Exception as error:
+            plan.outcome = failure_of(error)
             return plan
         arguments = plan, self.seed, self._policy
         plan.outcome = capture_in(self.seed, plan, maker.batch, *arguments)

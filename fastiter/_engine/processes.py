@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastiter._engine.executor import Executor, capture_in
 from fastiter._stats.stats import LoaderStats
 from fastiter._util import shutdown
-from fastiter._util.failures import Failure, FailurePolicy, capture
+from fastiter._util.failures import Failure, FailurePolicy, capture, failure_of
 from fastiter._workers.delivery import from_rows
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class ProcessExecutor(Executor):
         try:
             return from_rows(lease, plan, {}, converter)
         except Exception as error:
-            return Failure.of(error)
+            return failure_of(error)
 
     def _finished(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
         """Result, or `Failure`, of a function that may have to convert the batch."""

@@ -13,6 +13,8 @@ cimport numpy as cnp
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
+from fastiter._util.failures import raise_of_handler
+
 cnp.import_array()
 
 TAILS = ("pad", "mask", "drop")
@@ -455,6 +457,7 @@ cdef class PlanQueue:
             wrapped.__cause__ = error
             plan = new_plan(None, state, wrapped)
         except Exception as error:
+            raise_of_handler(error)
             plan = new_plan(None, state, error)
         self.plans.append(plan)
         self.planned = plan.state

@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import struct
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
@@ -111,7 +113,30 @@ def capture(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except Exception as error:
-        return Failure.of(error)
+        return failure_of(error)
+
+
+def failure_of(error: Exception) -> Failure:
+    """The `Failure` of a batch; see `raise_of_handler`."""
+    raise_of_handler(error)
+    return Failure.of(error)
+
+
+def raise_of_handler(error: Exception) -> None:
+    """Raise what a handler of a signal has raised while a batch was made. The batch has not failed:
+    the next call makes it again."""
+    if threading.current_thread() is threading.main_thread():  # where handlers run
+        handlers = map(signal.getsignal, signal.valid_signals())
+        codes = {_code_of(handler) for handler in handlers if callable(handler)}
+        if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise error
+
+
+def _code_of(handler: Any) -> Any:
+    function = getattr(handler, "func", handler)  # of a partial
+    if not hasattr(function, "__code__"):
+        function = getattr(function, "__func__", type(function).__call__)
+    return getattr(function, "__code__", None)
 
 
 def reraise(failure: Failure) -> NoReturn:

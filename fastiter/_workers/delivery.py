@@ -9,7 +9,7 @@ from fastiter._clib import status
 from fastiter._order.plan import Plan
 from fastiter._ring import row_reader
 from fastiter._ring.lease import Lease
-from fastiter._util.failures import Failure, load
+from fastiter._util.failures import Failure, load, raise_of_handler
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.crash_counts import CrashCounts, Exit
 from fastiter._workers.process import Overrun
@@ -44,6 +44,7 @@ def read_irregular(
         except OverwrittenError as error:
             failures.append(Failure(error, facts, row))
         except Exception as error:
+            raise_of_handler(error)
             text = f"an example cannot be loaded in the parent: {error!r} ({facts})"
             failures.append(Failure(DatasetError(text), facts, row, is_skippable=True))
             failures[-1].error.__cause__ = error

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -9,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.utils.data as torch_data  # noqa: E402
 from interrupts import Interrupts  # noqa: E402
 
+from fastiter._engine import processes  # noqa: E402
 from fastiter.datasets import StreamDataset  # noqa: E402
 from fastiter.torch import DataLoader  # noqa: E402
 
@@ -212,3 +217,47 @@ def test_a_generator_of_examples_that_was_interrupted_ends_no_epoch_in_silence(b
     found += list(again)
     whole = torch_data.DataLoader(range(30), batch_size)
     assert list(map(str, found)) == list(map(str, whole))
+
+
+class Broken(Rows):
+    def __getitem__(self, index):
+        if index % 8 == 5:
+            raise ValueError(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("is_error", [False, True], ids=["Ctrl-C", "Exception"])
+@pytest.mark.parametrize("here", ["columns", "collate_fn"])
+def test_what_a_handler_raises_while_a_batch_is_made_loses_none(here, is_error, monkeypatch):
+    """Not the batch has failed, so the next call makes it again."""
+    program, sent = os.getpid(), []
+
+    def handler(*_):
+        raise TimeoutError if is_error else KeyboardInterrupt
+
+    def interrupted(function, *arguments):
+        if os.getpid() == program and not sent:
+            sent.append(True)
+            os.kill(program, signal.SIGUSR1)
+        return function(*arguments)
+
+    arguments = {"dataset": Rows()}
+    if here == "collate_fn":  # it runs in the program where a callable decides
+        arguments = {"dataset": Broken(), "on_error": lambda key, error: "skip", "skip_limit": None}
+        arguments["collate_fn"] = functools.partial(interrupted, list)
+    else:
+        made = functools.partial(interrupted, processes.from_rows)
+        monkeypatch.setattr(processes, "from_rows", made)
+    loader = DataLoader(
+        **arguments, batch_size=BATCH, num_workers=2, multiprocessing_context="fork"
+    )
+    former = signal.signal(signal.SIGUSR1, handler)
+    try:
+        batches, found = iter(loader), []
+        with pytest.raises(TimeoutError if is_error else KeyboardInterrupt):
+            for batch in batches:
+                found += items(batch)
+        found += [row for batch in batches for row in items(batch)]
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert found == [row for row in range(N) if here == "columns" or row % 8 != 5]
