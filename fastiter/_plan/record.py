@@ -352,6 +352,10 @@ def _recut(
     ours = Cutting(0, planner.num_ranks, planner.limits)
     if "cuttings" not in cut:
         raise ValueError(_NO_BATCHES)
+    sampler = planner._order_sampler
+    assert is_epoch_sampler(sampler)
+    if record.kind != sampler.kind:  # its limits mean other things
+        raise _is_another(record, sampler, cut)
     try:
         cuttings = [
             Cutting(operator.index(start), operator.index(ranks), tuple(limits))
@@ -441,13 +445,15 @@ def _is_another(record: SamplerRecord, sampler: EpochSampler, saved: dict[str, A
     ours = list(sampler._source_sizes)
     difference = "the arguments differ"
     if record.kind != sampler.kind:
-        difference = "it is of another kind"
+        alike = [one for one in EpochSampler.__subclasses__() if one.kind == record.kind]
+        names = [one.__qualname__ for one in alike if one.__module__.startswith("fastiter.")]
+        difference = f"it is of another kind: {names[0] if names else 'a class of your own'}"
     elif ours and saved.get("sizes", ours) != ours:
         difference = f"its sources have {saved['sizes']} examples, here they have {ours!r:.200}"
     elif ours and record.n_examples != sum(ours):
         difference = f"its sources have {record.n_examples} examples, here they have {sum(ours)}"
-    elif saved["seed"] != (sampler.seed or (0, 0)):
-        difference = "the seed differs"
+    elif saved["seed"] != (words := sampler.seed or (0, 0)):
+        difference = f"the seed differs: its words are {saved['seed']}, here they are {words}"
     elif sampler.arguments() is None:
         difference = f"{sampler.label(record.n_drawn - 1)} gives another epoch"
     return ValueError(

@@ -41,6 +41,7 @@ _TORCHS_FACTS = ("replacement", "shuffle", "seed", "drop_last", "num_replicas", 
 _FACTS = ("num_replicas", "batch_size")
 _SIZES = ("len(dataset)", "len(sampler)", "sampler.n")
 _RANKS = "sampler.num_replicas"
+_OF_ITERABLES = "torch.utils.data.dataloader._InfiniteConstantSampler"
 # Facts that may change: the batches that are left are cut and made as the present loader says.
 _FREE = ("version", "batch_size", "drop_last", "num_workers", "in_order")
 _STATES = ("index_sampler", "sampler_iter")
@@ -231,6 +232,13 @@ def _refusal(name: str, saved: dict[str, Any], now: dict[str, Any], may_grow: bo
             f"{told}: torch draws a seed of the workers in each epoch, or in the first one alone, "
             f"so later epochs have another order; pass persistent_workers={saved[name]}, or "
             "strict=False: what is left of this epoch stays the same"
+        )
+    kinds = [facts.get("sampler") == _OF_ITERABLES for facts in (saved, now)]
+    if kinds[0] is not kinds[1]:
+        was, is_now = ("an IterableDataset" if kind else "a map-style dataset" for kind in kinds)
+        return ValueError(
+            f"state_dict was saved with {was}, which is now {is_now}: pass the dataset of the "
+            "loader that has saved it"
         )
     whose = "dataset" if name == "len(dataset)" else "sampler"
     whose = name if name in ("generator", "seed_examples") else whose

@@ -522,7 +522,7 @@ persistent_workers, pin_memory_device, in_order
         owner, record = self._owner, None
         if owner is not None and not isinstance(state_dict, dict):
             state_dict = joined(owner, state_dict, strict)
-        state = converted(state_dict, self, strict) if state_dict else {}
+        state = converted(state_dict, self, strict) if state_dict != {} else {}
         skips = SkipState.loaded(state.get("_skipped"), takes_texts=True)
         is_begun = bool(state) and "_unbegun_states" not in state
         if owner is not None and is_begun:

@@ -627,8 +627,8 @@ def test_buckets_loaded_with_other_ranks_and_limits(counts, limits, n_steps):
 @pytest.mark.parametrize(
     ("differs", "sampler"),
     [
-        ("it is of another kind", VirtualShuffleOrderSampler(3)),
-        ("the seed differs", BlockShuffleOrderSampler(4, 3, 2)),
+        ("it is of another kind: BlockShuffleOrderSampler", VirtualShuffleOrderSampler(3)),
+        (r"the seed differs: its words are \(\d+, \d+\), here", BlockShuffleOrderSampler(4, 3, 2)),
         ("the arguments differ", BlockShuffleOrderSampler(3, 3, 5)),
     ],
 )
@@ -641,6 +641,10 @@ def test_an_error_says_what_differs(differs, sampler):
     other = SerialIterator(range(30), batch_sampler=lambda epoch: [[3]])
     with pytest.raises(ValueError, match=r"batch_sampler\(0\) gives another epoch"):
         other.load_state_dict(batches.state_dict())
+    buckets = LengthBucketBatchSampler(np.ones(30, int), batch_size=4, seed=0)
+    buckets = SerialIterator(range(30), batch_sampler=buckets)
+    with pytest.raises(ValueError, match="it is of another kind: LengthBucketBatchSampler"):
+        other.load_state_dict(buckets.state_dict())
     mixture = SerialIterator(range(30), 4, order_sampler=MixtureOrderSampler([20, 10], [1, 2], 0))
     with pytest.raises(ValueError, match="saved without a batch_sampler"):
         other.load_state_dict(mixture.state_dict())

@@ -364,7 +364,7 @@ def test_a_subclass_with_another_epoch_goes_on_exactly():
         (Strides(7), Strides(7, (3, 5)), "the arguments differ"),
         (Strides(7), Another(7), "another order sampler than this Another"),
         (Draws(7), Zeros(7), "another order sampler than this Zeros"),
-        (Draws(7), ShuffleOrderSampler(7), "it is of another kind"),
+        (Draws(7), ShuffleOrderSampler(7), "it is of another kind: a class of your own"),
         (ShuffleOrderSampler(7), Draws(7), "it is of another kind"),
         (ShuffleOrderSampler(7), Backwards(7), "it is of another kind"),
         (ShuffleOrderSampler(7), Mixed(7), "it is of another kind"),

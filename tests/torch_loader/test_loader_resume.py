@@ -432,7 +432,8 @@ REFUSED = {
         {"sampler": torch_data.SubsetRandomSampler([*range(1, N), 0])},
         "sampler.indices = .* which is now",
     ),
-    "stream": ({"dataset": Stream()}, {}, "_InfiniteConstantSampler', which is now"),
+    "stream": ({"dataset": Stream()}, {}, "with an IterableDataset, which is now a map-style"),
+    "no stream": ({}, {"dataset": Stream()}, "a map-style dataset, which is now an Iterable"),
 }
 
 

@@ -351,7 +351,7 @@ def test_state_before_the_first_iteration_asks_no_dataset():
     assert [batch.tolist() for batch in again] == expected and len(expected) == 10
 
 
-@pytest.mark.parametrize("state", [{"a": 1}, {"_snapshot": 3}, [1]])
+@pytest.mark.parametrize("state", [{"a": 1}, {"_snapshot": 3}, [1], [], ""])
 def test_what_is_no_state_is_refused(state):
     with pytest.raises(ValueError, match="state_dict is not the state of a DataLoader"):
         loader_of("in order", 2).load_state_dict(state)
