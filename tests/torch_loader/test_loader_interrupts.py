@@ -261,3 +261,43 @@ def test_what_a_handler_raises_while_a_batch_is_made_loses_none(here, is_error, 
     finally:
         signal.signal(signal.SIGUSR1, former)
     assert found == [row for row in range(N) if here == "columns" or row % 8 != 5]
+
+
+class Interrupting:
+    """Keys in order. The program gets a signal before one that `iter` has not drawn ahead."""
+
+    def __init__(self):
+        self.next_key, self.is_sent = 0, False
+
+    def __len__(self):
+        return N
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.next_key == 17 and not self.is_sent:
+            self.is_sent = True
+            os.kill(os.getpid(), signal.SIGUSR1)
+        if self.next_key == N:
+            raise StopIteration
+        self.next_key += 1
+        return self.next_key - 1
+
+
+def test_what_a_handler_raises_while_batches_are_planned_comes_at_once():
+    """Not with the batch that was planned, which may be many calls later."""
+
+    def handler(*_):
+        raise TimeoutError
+
+    former = signal.signal(signal.SIGUSR1, handler)
+    try:
+        arguments = {"num_workers": 2, "multiprocessing_context": "fork"}
+        batches = iter(DataLoader(Rows(), BATCH, sampler=Interrupting(), **arguments))
+        with pytest.raises(TimeoutError):
+            next(batches)
+        found = [row for batch in batches for row in items(batch)]
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert found == [*range(N)]
