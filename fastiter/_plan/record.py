@@ -151,8 +151,7 @@ def _saved_cut(planner: Planner) -> dict[str, Any]:
         seed = sampler.seed or (0, 0)
         if seed != planner.seed:
             saved["seed"] = _signed(seed)
-        arguments = [each for each in sampler.arguments() or () if type(each) in (int, bool)]
-        if arguments:
+        if arguments := _numbers_of(sampler):
             saved["arguments"] = arguments
         if 0 < len(sampler._source_sizes) <= _MOST_SIZES:
             saved["sizes"] = list(sampler._source_sizes)
@@ -166,6 +165,11 @@ def _arguments_of(planner: Planner) -> dict[str, Any]:
     if planner.state.cuts is not None:
         del found["batch_size"]
     return found
+
+
+def _numbers_of(sampler: EpochSampler) -> list[int]:
+    """The arguments of a sampler that are numbers."""
+    return [each for each in sampler.arguments() or () if type(each) in (int, bool)]
 
 
 def _signed(seed: Seed) -> list[int]:
@@ -442,7 +446,7 @@ def _check_growth(n_saved: int, dataset_size: int, *, strict: bool) -> None:
 
 def _is_another(record: SamplerRecord, sampler: EpochSampler, saved: dict[str, Any]) -> ValueError:
     """Error of a sampler that is not the saved one; it names what differs, if that is known."""
-    ours = list(sampler._source_sizes)
+    ours, numbers = list(sampler._source_sizes), _numbers_of(sampler)
     difference = "the arguments differ"
     if record.kind != sampler.kind:
         alike = [one for one in EpochSampler.__subclasses__() if one.kind == record.kind]
@@ -454,6 +458,8 @@ def _is_another(record: SamplerRecord, sampler: EpochSampler, saved: dict[str, A
         difference = f"its sources have {record.n_examples} examples, here they have {sum(ours)}"
     elif saved["seed"] != (words := sampler.seed or (0, 0)):
         difference = f"the seed differs: its words are {saved['seed']}, here they are {words}"
+    elif saved.get("arguments", []) != numbers:
+        difference = f"its arguments are {saved.get('arguments')}, here they are {numbers}"
     elif sampler.arguments() is None:
         difference = f"{sampler.label(record.n_drawn - 1)} gives another epoch"
     return ValueError(

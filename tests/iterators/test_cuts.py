@@ -629,7 +629,7 @@ def test_buckets_loaded_with_other_ranks_and_limits(counts, limits, n_steps):
     [
         ("it is of another kind: BlockShuffleOrderSampler", VirtualShuffleOrderSampler(3)),
         (r"the seed differs: its words are \(\d+, \d+\), here", BlockShuffleOrderSampler(4, 3, 2)),
-        ("the arguments differ", BlockShuffleOrderSampler(3, 3, 5)),
+        (r"arguments are \[3, 2\], here they are \[3, 5\]", BlockShuffleOrderSampler(3, 3, 5)),
     ],
 )
 def test_an_error_says_what_differs(differs, sampler):
@@ -756,7 +756,9 @@ def test_orders_that_are_made_for_their_examples_refuse_a_dataset_that_has_grown
     before = grown.state_dict()
     expected = {
         "mixture": r"its sources have \[8, 2\] examples, here they have \[18, 2\]",
-    }.get(kind, "arguments differ")
+        "weights": r"its arguments are \[10, True\], here they are \[20, True\]",
+        "buckets": "the arguments differ",  # of lengths a state has a digest
+    }[kind]
     with pytest.raises(ValueError, match=expected):
         grown.load_state_dict(old.state_dict(), strict=False)
     assert str(grown.state_dict()) == str(before)
