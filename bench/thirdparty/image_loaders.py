@@ -8,7 +8,7 @@ by 2 workers. Batches are uint8, and float32, normalised, where the name says so
 float32 alone and decodes only what a crop needs; datago crops nothing, and gives images one by one;
 lists hold crops of varying shape, which Pillow has decoded. dataloader-rs, which needs Python 3.13,
 runs torchvision's transforms of tensors in threads. ``decoder`` is no loader: two processes that
-read and decode all files by simplejpeg. What is not installed is left out.
+read and decode all files by simplejpeg, or by Pillow. What is not installed is left out.
 
 Printed are medians: images a second; the share of the decoder's rate; milliseconds of CPU time an
 image, of the whole program and of the training process alone; seconds until the first batch; and
@@ -193,14 +193,15 @@ def datago(folder: str, batch_size: int, workers: int) -> Epoch:
     return run
 
 
-def decoder(folder: str, batch_size: int, workers: int) -> Epoch:
+def decoder(folder: str, batch_size: int, workers: int, by_pillow: bool = False) -> Epoch:
     """Processes that read and decode, without a loader."""
     paths, _ = _files(folder)
+    decoded = _decoded_by_pillow if by_pillow else _decoded
 
     def run() -> Iterator[int]:
         with multiprocessing.get_context("fork").Pool(workers) as pool:
             parts = [paths[at : at + batch_size] for at in range(0, len(paths), batch_size)]
-            yield from pool.imap(_decoded, parts)
+            yield from pool.imap(decoded, parts)
 
     return run
 
@@ -209,6 +210,13 @@ def _decoded(paths: list[str]) -> int:
     import simplejpeg
 
     return sum(len(simplejpeg.decode_jpeg(Path(path).read_bytes())) > 1 for path in paths)
+
+
+def _decoded_by_pillow(paths: list[str]) -> int:
+    import numpy as np
+    from PIL import Image
+
+    return sum(len(np.asarray(Image.open(path).convert("RGB"))) > 1 for path in paths)
 
 
 def _epochs(loader: Any) -> Epoch:
@@ -309,6 +317,7 @@ def lists(folder: str, batch_size: int, workers: int, is_torchs: bool) -> Epoch:
 
 LOADERS: dict[str, Callable[[str, int, int], Epoch]] = {
     "decoder": decoder,
+    "decoder.pillow": functools.partial(decoder, by_pillow=True),
     "fastiter": fastiter,
     "fastiter.float32": functools.partial(fastiter, dtype="float32"),
     "torch.pillow": functools.partial(torchs, decoder="pillow"),

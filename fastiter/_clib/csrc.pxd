@@ -123,6 +123,7 @@ cdef extern from "os/fi_platform.h" nogil:
     int64_t fi_coarse_ns()
     void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns)
     void fi_heap_trim()
+    void fi_heap_keep()
 
 
 cdef extern from "os/fi_watch.h" nogil:

@@ -96,6 +96,11 @@ def memory_total():
     return fi_memory_total()
 
 
+def keep_freed_memory():
+    """Has this process keep memory that it frees, for what it allocates next."""
+    fi_heap_keep()
+
+
 def watch_parent(int parent_pidfd, int parent_death_pipe):
     """Starts the native thread that ends this process when its parent is gone."""
     check(fi_watch_parent(parent_pidfd, parent_death_pipe), "starting the watch over the parent")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fastiter._clib.status import die_with_parent, exit_within, watch_parent
+from fastiter._clib.status import die_with_parent, exit_within, keep_freed_memory, watch_parent
 from fastiter._fetch import row_groups
 from fastiter._fetch.seeded import SeededExamples
 from fastiter._order import example_context
@@ -227,6 +227,7 @@ def _run(arguments: WorkerArguments) -> int:
         end.loaded(arguments.start, dump_start_error(error))
         return 1
     end.loaded(arguments.start)
+    keep_freed_memory()  # now: what the dataset keeps for ever has its place
     run()
     # What the worker has worked with goes now: generators of the dataset run their `finally`, and
     # so does the `__del__` of what no frame of the program holds.

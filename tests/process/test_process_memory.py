@@ -1,9 +1,10 @@
-"""Address space that loaders take, and memory that a kept batch costs."""
+"""Address space that loaders take, memory of workers, and what a kept batch costs."""
 
 from __future__ import annotations
 
 import gc
 import os
+import platform
 from collections.abc import Iterator
 
 import numpy as np
@@ -186,6 +187,29 @@ def test_many_kept_batches_in_a_small_address_space(output_of):
             print("done")
         """)
     assert out == "done\n"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library's heap")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_does_not_fault_in_what_each_example_works_with_anew(output_of, method):
+    """Arrays that the heap would give back with each example. In a program of its own: nothing
+    has raised the limits of the heap there before."""
+    out = output_of(f"""
+        class Decoded:
+            def __len__(self):
+                return 400
+            def __getitem__(self, index):
+                steps = [np.full(600_000, index % 251, np.uint8) for _ in range(5)]
+                return steps[4][:1000], resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+        if __name__ == "__main__":
+            with MultiprocessIterator(Decoded(), 1, n_processes=1, shuffle=False, repeat=False,
+                                      context={method!r}) as iterator:
+                faults = [batch[0][1] for batch in iterator]
+            assert len(faults) == 400
+            print((faults[-1] - faults[-201]) // 200)
+        """)
+    assert int(out) < 40  # of the 730 pages that an example works with
 
 
 # -- kept batches -----------------------------------------------------------------------------
