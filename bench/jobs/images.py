@@ -28,7 +28,7 @@ NAME = "images"
 TITLE = "images of JPEG files: decoded, cropped, resized to 224 x 224"
 
 _BATCH, _WORKERS = 20, 2
-_AHEAD = 8  # batches, until the workers of a loader that has rested work as in the middle of a run
+AHEAD = 8  # batches, until the workers of a loader that has rested work as in the middle of a run
 _SEED = 7
 _SIZES = {"500x375": (375, 500, 1000), "2000x1500": (1500, 2000, 200)}  # height, width, files
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -68,7 +68,7 @@ def photograph(height: int, width: int, seed: int) -> bytes:
     return file.getvalue()
 
 
-def _folder(size: str, quick: bool) -> list[str]:
+def folder_of(size: str, quick: bool) -> list[str]:
     """The paths of the files, which are kept for later runs."""
     height, width, n = _SIZES[size]
     n = 60 if quick else n
@@ -138,8 +138,8 @@ class _Torchvision:
 
 
 @contextlib.contextmanager
-def _loop(make: Callable[[], Any], n: int) -> Iterator[Callable[[Any], Any]]:
-    """Takes images of a loader whose workers persist; those that they have made before are not
+def loop(make: Callable[[], Any], n_batches: int) -> Iterator[Callable[[Any], Any]]:
+    """Takes batches of a loader whose workers persist; those that they have made before are not
     counted."""
     loader = make()
 
@@ -150,10 +150,10 @@ def _loop(make: Callable[[], Any], n: int) -> Iterator[Callable[[Any], Any]]:
     batches = endless()
 
     def take(_: Any) -> Measured:
-        for _ in range(_AHEAD):
+        for _ in range(AHEAD):
             next(batches)
         since = time.perf_counter()
-        for _ in range(n // _BATCH):
+        for _ in range(n_batches):
             last = next(batches)
         return Measured(time.perf_counter() - since, last)
 
@@ -167,25 +167,25 @@ def _fastiter(size: str, kind: str, quick: bool, n: int, scaled: bool = True) ->
         from fastiter.images import ImageFiles
         from fastiter.torch import DataLoader
 
-        paths = _folder(size, quick)
+        paths = folder_of(size, quick)
         dataset = ImageFiles(paths, _transform(kind), range(len(paths)), scaled=scaled)
         options: dict[str, Any] = {"num_workers": _WORKERS, "persistent_workers": True}
         return DataLoader(dataset, _BATCH, sampler=ShuffleOrderSampler(_SEED), **options)
 
-    return _loop(make, n)
+    return loop(make, n // _BATCH)
 
 
 def _torch(size: str, kind: str, quick: bool, n: int, decoder: str) -> Any:
     def make() -> Any:
         from torch.utils.data import DataLoader
 
-        dataset = _Torchvision(_folder(size, quick), size, kind, decoder)
+        dataset = _Torchvision(folder_of(size, quick), size, kind, decoder)
         dataset[0]  # what is missing is told now
         return DataLoader(
             dataset, _BATCH, shuffle=True, num_workers=_WORKERS, persistent_workers=True
         )
 
-    return _loop(make, n)
+    return loop(make, n // _BATCH)
 
 
 def _decode_all(paths: list[str], transform: Any, scaled: bool) -> None:
@@ -201,7 +201,7 @@ def _decode_all(paths: list[str], transform: Any, scaled: bool) -> None:
 def _bare(size: str, kind: str, quick: bool, n: int, scaled: bool = True) -> Iterator[Any]:
     from fastiter.images import decode  # noqa: F401  # before the fork
 
-    paths, transform = _folder(size, quick), _transform(kind)
+    paths, transform = folder_of(size, quick), _transform(kind)
     paths = [paths[i % len(paths)] for i in range(n)]
     parts = [(paths[k::_WORKERS], transform, scaled) for k in range(_WORKERS)]
     with multiprocessing.get_context("fork").Pool(_WORKERS) as pool:
