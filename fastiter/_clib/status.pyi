@@ -3,8 +3,6 @@ from typing import Any, final
 
 from typing_extensions import Buffer
 
-__pyx_capi__: dict[str, object]  # what other compiled modules call
-
 START_ERROR_BYTES: int
 LOADING: int
 STARTING: int

@@ -1,12 +1,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from typing_extensions import disjoint_base
-
 from fastiter._order.plan import PlanQueue
 from fastiter._stats.timer import Timer
 
-@disjoint_base
 class Loop:
     _lock: Any
     _count_tokens: Callable[[Any], int] | None

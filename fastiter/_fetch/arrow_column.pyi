@@ -2,9 +2,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
-@disjoint_base
 class ArrowColumn:
     def __new__(cls, arrays: list[Any], layout: str, dtype: np.dtype[Any], *_: Any) -> Self: ...
     row_groups: Any
@@ -12,11 +11,5 @@ class ArrowColumn:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     text: type | None
-    levels: int
     def __len__(self) -> int: ...
     def take(self, indices: NDArray[np.int64]) -> NDArray[Any]: ...
-
-@disjoint_base
-class PaddedLists:
-    dtype: np.dtype[Any]
-    def __new__(cls, column: Any) -> Self: ...

@@ -1,13 +1,9 @@
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
-__pyx_capi__: dict[str, object]  # what other compiled modules call
-
-@disjoint_base
 class ColumnReader:
     def __new__(cls, mode: Any, keys: tuple[str, ...], columns: list[Any], *_: Any) -> Self: ...
     keys: tuple[str, ...] | None
@@ -16,9 +12,6 @@ class ColumnReader:
     is_arrow: bool
     dtypes: list[np.dtype[Any]]
     row_groups: Any
-    def pieces(
-        self, indices: NDArray[np.int64], whole: bool = ...
-    ) -> Iterator[tuple[int, int]]: ...
     def gather(self, indices: NDArray[np.int64]) -> Any: ...
     is_fixed: bool
     def gather_columns(

@@ -2,19 +2,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self, disjoint_base
 
 from fastiter._fetch.gather import ColumnReader
 from fastiter._ring.schema import RowSink
 from fastiter._util.failures import Failure
 
-@disjoint_base
-class ListSink(RowSink):
-    def __new__(cls, indices: NDArray[np.int64], origin: Any, tolerates: bool) -> Self: ...
-    found: list[Any]
-    failures: list[Failure]
-
-@disjoint_base
 class DatasetReader:
     def __init__(self, dataset: Any) -> None: ...
     dataset: Any
@@ -33,9 +25,6 @@ class DatasetReader:
 
 class ManyReader(DatasetReader):
     def __init__(self, dataset: Any, getter: Any) -> None: ...
-
-class ColumnsReader(DatasetReader):
-    def __init__(self, dataset: Any, columns: ColumnReader) -> None: ...
 
 def can_share_rows(keys: Any, most: int) -> bool: ...
 def reader_of(dataset: Any) -> DatasetReader: ...

@@ -2,15 +2,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import disjoint_base
 
-from fastiter._fetch.arrow_column import PaddedLists
 from fastiter._fetch.token_rows import RowPlanner, TokenSource
 
 MOST_TOKENS: int
 FIELDS: tuple[str, ...]
 
-@disjoint_base
 class TokenColumn:
     def __init__(
         self,
@@ -28,8 +25,5 @@ class TokenColumn:
     planner: RowPlanner
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    levels: int
     def __len__(self) -> int: ...
     def values(self, numbers: NDArray[np.int64]) -> list[Any] | None: ...
-
-class TokenLists(PaddedLists): ...

@@ -2,16 +2,14 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
 from fastiter._fetch.epoch_rows import EpochRows
 
 EPOCH_SHIFT: int
-METHODS: dict[str, int]
 OVERLONG: dict[str, int]
 KINDS: tuple[str, ...]
 
-@disjoint_base
 class TokenSource:
     def __new__(
         cls,
@@ -20,19 +18,16 @@ class TokenSource:
         bos: int | None = None,
         eos: int | None = None,
     ) -> Self: ...
-    arrays: list[NDArray[Any]]
     dtype: np.dtype[Any]
     n_tokens: int
     n_documents: int
     def lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]: ...
-    def damaged(self, number: int) -> ValueError: ...
     def document(self, number: int) -> NDArray[Any]: ...
 
 @final
 class Window:
     n_rows: int
 
-@disjoint_base
 class RowPlanner:
     def __init__(
         self,
@@ -55,7 +50,6 @@ class RowPlanner:
     window: int
     n_windows: int
     n_documents: int
-    n_planned: int
     row_bits: int
     def documents(self, epoch: int, number: int) -> NDArray[np.int64]: ...
     def plan(self, epoch: int, number: int, *, only_count: bool = False) -> Any: ...

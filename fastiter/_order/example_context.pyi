@@ -1,15 +1,11 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from typing_extensions import disjoint_base
-
 Seed: TypeAlias = tuple[int, int]
 _Result = TypeVar("_Result")
 
-@disjoint_base
 class ExampleContext:
     rows: Sequence[int] | None
-    turn: int | None
     def __init__(
         self, seed: Seed, plan: Any, counter: Any, rows: Sequence[int] | None = None
     ) -> None: ...

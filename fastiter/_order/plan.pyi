@@ -3,11 +3,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import disjoint_base
 
 TAILS: tuple[str, ...]
 
-@disjoint_base
 class Plan:
     indices: Any  # NDArray[np.int64]; None at the end, which most code has asked about before
     work: Any
@@ -43,7 +41,6 @@ class Plan:
     first: int
     number: int
     n_rows: int
-    def key_of(self, row: int) -> tuple[int, int]: ...
     def index_of(self, row: int) -> Any: ...
     def name_of(self, row: int) -> str: ...
     n_valid: int
@@ -55,7 +52,6 @@ class Plan:
     def epoch_of(self, row: int) -> int: ...
     def values(self) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
 
-@disjoint_base
 class PlanQueue:
     progress: Any
     epochs: Any
@@ -92,7 +88,6 @@ class PlanQueue:
     def ahead(self) -> Plan: ...
     def advance(self, state: Any) -> Plan: ...
     def deliver(self) -> Plan: ...
-    def pass_over(self) -> None: ...
     def rewind(self) -> None: ...
     def restart(
         self,

@@ -2,11 +2,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import disjoint_base
 
 from fastiter._order.plan import PlanQueue
 
-@disjoint_base
 class TurnPlanQueue(PlanQueue):
     order: NDArray[np.int64] | int | None
     cutter: Any

@@ -1,8 +1,5 @@
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
-__pyx_capi__: dict[str, object]  # what other compiled modules call
-
-@disjoint_base
 class Arena:
     fd: int
     event_fd: int
@@ -19,10 +16,7 @@ class Arena:
     def held(self) -> set[int]: ...
     def end(self) -> None: ...
     def close_descriptors(self) -> None: ...
-    def schema_record(self, number: int) -> bytes: ...
-    def put_schema_record(self, number: int, record: bytes) -> bool: ...
 
-@disjoint_base
 class WorkerRing:
     arena: Arena
     def __new__(cls, arena: Arena, number: int, bell_pipe: int) -> Self: ...

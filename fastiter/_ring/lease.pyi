@@ -1,8 +1,6 @@
 import threading
 from typing import Any
 
-from typing_extensions import disjoint_base
-
 from fastiter._ring.arena import Arena
 from fastiter._ring.schema import Schema
 
@@ -12,7 +10,6 @@ def fork_begins() -> None: ...
 def fork_ended() -> None: ...
 def begin_anew() -> None: ...
 
-@disjoint_base
 class Lease:
     arena: Arena
     schema: Schema | None

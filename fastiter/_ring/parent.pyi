@@ -1,14 +1,13 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
 from fastiter._ring.arena import Arena
 
 Event: TypeAlias = tuple[str, int, int, int, int, int]
 Report: TypeAlias = dict[str, int]
 
-@disjoint_base
 class ParentRing:
     arena: Arena
     has_views: bool

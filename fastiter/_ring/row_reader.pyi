@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 from fastiter._ring.lease import Lease
 from fastiter._ring.schema import _Node
 
-__pyx_capi__: dict[str, object]  # what other compiled modules call
-
 def read(
     lease: Lease, copy: bool, irregular: dict[int, Any] | None, without: set[int] | None = None
 ) -> list[Any]: ...

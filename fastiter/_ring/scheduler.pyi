@@ -1,19 +1,15 @@
 from collections.abc import Iterable
 from typing import Any
 
-from typing_extensions import disjoint_base
-
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter._ring.arena import Arena
 from fastiter._ring.lease import Lease
 from fastiter._ring.parent import ParentRing
 from fastiter._ring.schema import Schema
 
-@disjoint_base
 class BatchScheduler(ParentRing):
     scheduled: list[Plan]
     schema: Schema | None
-    schema_number: int
     n_prefetch: int
     reserved: int
     least_bytes: int

@@ -3,11 +3,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
 from fastiter._ring.arena import WorkerRing
-
-__pyx_capi__: dict[str, object]  # what other compiled modules import
 
 BARE: int
 TUPLE: int
@@ -27,7 +25,6 @@ MOST_FIELDS: int
 
 COPYABLE: int
 STACKABLE: int
-NUMBER: int
 
 def dtype_traits(dtype: np.dtype[Any]) -> int: ...
 def is_plain_number(dtype: np.dtype[Any]) -> bool: ...
@@ -38,7 +35,6 @@ _Spec: TypeAlias = tuple[int, np.dtype[Any] | None, tuple[int, ...] | int | None
 # Container, its keys or type, and for each of its values None or the container in its place.
 _Node: TypeAlias = tuple[int, Any, tuple[Any, ...]]
 
-@disjoint_base
 class Schema:
     container: int
     keys: tuple[str | int, ...] | None
@@ -49,7 +45,6 @@ class Schema:
     dtypes: list[np.dtype[Any] | None]
     rows: int
     bytes: int
-    row_bytes: int
     has_lists: bool
     has_ragged_fields: bool
     def __new__(
@@ -61,17 +56,13 @@ class Schema:
         subtypes: Mapping[int, int] | None = None,
     ) -> Self: ...
     parts: tuple[Any, ...]
-    def is_joined(self, number: int) -> bool: ...
     def can_be_columns(self, as_list: Iterable[bool]) -> bool: ...
 
-@disjoint_base
 class RowSink:
     row: int
 
-@disjoint_base
 class ColumnWriter(RowSink): ...
 
-@disjoint_base
 class SlotWriter(ColumnWriter):
     end: WorkerRing
     def __new__(cls, end: WorkerRing, *_: Any) -> Self: ...

@@ -1,11 +1,8 @@
 from typing import Any
 
-from typing_extensions import disjoint_base
-
 from fastiter._ring.schema import Schema, SlotWriter
 from fastiter._ring.serialization import Packed
 
-@disjoint_base
 class SlotRows(SlotWriter):
     slot_schema: Schema | None
     def own_seed(self) -> int: ...

@@ -1,25 +1,17 @@
 from typing import Any
 
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
 from fastiter._ring.arena import Arena, WorkerRing
-from fastiter._ring.lease import Lease
 from fastiter._ring.parent import ParentRing
 from fastiter._ring.schema import SlotWriter
 
-@disjoint_base
 class SampleWriter(SlotWriter):
     def __new__(cls, end: WorkerRing, bell_pipe: int) -> Self: ...
     def put(self, sample: object) -> bool: ...
     def fail(self, error: BaseException) -> None: ...
     def finish(self) -> None: ...
 
-class StreamLease(Lease): ...
-
-@disjoint_base
-class Block: ...
-
-@disjoint_base
 class StreamRing(ParentRing):
     def __init__(self, arena: Arena, spares: int, credit: int) -> None: ...
     def take_samples(self, most: int) -> tuple[list[Any], int, tuple[Any, ...] | None] | None: ...

@@ -1,10 +1,9 @@
 from collections.abc import Callable
 
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
 ENDED: int
 
-@disjoint_base
 class Timer:
     trace: Callable[[tuple[int, int, int, int, int]], None] | None
     opened: Callable[[], None] | None

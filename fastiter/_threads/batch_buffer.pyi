@@ -3,14 +3,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
-from fastiter._ring.schema import ColumnWriter, Schema
+from fastiter._ring.schema import Schema
 
-@disjoint_base
-class RangeWriter(ColumnWriter): ...
-
-@disjoint_base
 class Position:
     row: int
     rows: int
@@ -22,12 +18,10 @@ class Position:
     def may_write(self) -> bool: ...
     def take_away(self, row: int, since: int) -> bool: ...
 
-@disjoint_base
 class CallCost:
     def note(self, rows: int, nanoseconds: int) -> None: ...
     def claim(self, n: int, left: int, share: int, even: int) -> int: ...
 
-@disjoint_base
 class BatchBuffer:
     def __new__(
         cls,

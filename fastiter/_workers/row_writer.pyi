@@ -3,13 +3,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
 from fastiter._fetch.column_rows import ColumnRows
 from fastiter._ring.arena import WorkerRing
 from fastiter._workers.batch_converter import BatchConverter
 
-@disjoint_base
 class RowWriter(ColumnRows):
     def __new__(
         cls,
@@ -22,7 +21,6 @@ class RowWriter(ColumnRows):
     n_examples: int
     rows: list[int] | None
     indices: list[int]
-    turn: int | None
     def key(self) -> tuple[tuple[int, int], int, int] | None: ...
     def claim(self) -> tuple[int, int]: ...
     def rows_before(self) -> NDArray[np.int64]: ...

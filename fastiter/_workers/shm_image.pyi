@@ -1,10 +1,7 @@
-from typing_extensions import disjoint_base
-
 from fastiter._ring.file_mappings import MappedFile
 
 def map_file(file: MappedFile) -> memoryview: ...
 
-@disjoint_base
 class Image:
     fd: int
     nbytes: int
@@ -14,6 +11,3 @@ class Image:
     def adopt(fd: int, nbytes: int) -> Image: ...
     def map(self) -> memoryview: ...
     def close(self) -> None: ...
-
-@disjoint_base
-class Mapping: ...

@@ -5,8 +5,6 @@ import numpy.typing as npt
 
 from fastiter.images._transforms import CropWindow
 
-ISA: int
-
 def resized(
     pixels: npt.NDArray[np.uint8],
     window: CropWindow,

@@ -2,7 +2,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import disjoint_base
 
 from fastiter._order.plan import Plan
 from fastiter._ring.scheduler import BatchScheduler
@@ -13,7 +12,6 @@ _Place: TypeAlias = tuple[int, int, int]
 _Bytes: TypeAlias = NDArray[np.uint8]
 _Pieces: TypeAlias = tuple[list[_Bytes], _Bytes, int, bytes, list[tuple[int, int, int]]]
 
-@disjoint_base
 class PartWriter(RowWriter):
     batch_converter: BatchConverter | None
     def take(self, most_sleep: int, most: int) -> Any: ...  # rows, (), or None
