@@ -66,7 +66,6 @@ def collate_columns(
 
 
 def _join(column: Any, rule: FieldRule, own: bool, name: Any, indices: Indices | None) -> Any:
-    """One column as an array of its own."""
     if _is_batch_of(column, rule.fill):
         return column if own else column.copy()
     values = _values(column, len(column))

@@ -113,8 +113,6 @@ class RowClaims:
 
 
 class GroupPlace(NamedTuple):
-    """A row group."""
-
     path: str
     number: int  # in its file
 
@@ -315,7 +313,6 @@ class RowGroups:
             record[_MEMORY], record[_STAMP] = memory, stamp + place
 
     def _try_pin(self, group: int, hold: Hold) -> bool:
-        """Pin a group if it is there."""
         if not hold.take(1 + group):
             return False
         if not self._groups[group, _CELL]:
@@ -535,8 +532,6 @@ class RowGroups:
 
 
 class _Writer(io.RawIOBase):
-    """Writes into a cell."""
-
     def __init__(self, groups: RowGroups, cell: int, name: str) -> None:
         self._groups, self._cell, self.name = groups, cell, name
         self.size = 0
@@ -575,5 +570,4 @@ class PagedValues:
 
 
 def table_bytes(n_groups: int) -> int:
-    """Bytes of the table of a number of groups."""
     return 8 * (_HEADER + (_RECORD + 1 + _PLACE) * n_groups)

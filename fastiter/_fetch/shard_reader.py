@@ -62,8 +62,6 @@ class ShardSeeds(NamedTuple):
 
 
 class _OpenShard:
-    """An open shard."""
-
     def __init__(self, opened: Any, part: ShardPart, seeds: ShardSeeds | None) -> None:
         self._opened = opened
         self._part, self._seeds = part, seeds

@@ -15,8 +15,6 @@ import numpy as np
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-__all__ = ["Epoch", "EpochSampler"]
-
 Seed: TypeAlias = int | Sequence[int] | np.random.SeedSequence
 #: A scalar argument of a batch sampler that decides about cuts.
 Limit = int | float | None

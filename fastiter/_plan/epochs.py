@@ -125,7 +125,6 @@ class Planner(EpochPlanQueue):
         self._note(state)
 
     def has_epoch(self, epoch: int) -> bool:
-        """Whether the iteration comes to that epoch."""
         return self.repeat or epoch <= self.last_epoch
 
     def __setstate__(self, given: dict[str, Any]) -> None:

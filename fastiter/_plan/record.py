@@ -168,7 +168,6 @@ def _arguments_of(planner: Planner) -> dict[str, Any]:
 
 
 def _numbers_of(sampler: EpochSampler) -> list[int]:
-    """The arguments of a sampler that are numbers."""
     return [each for each in sampler.arguments() or () if type(each) in (int, bool)]
 
 
@@ -310,7 +309,6 @@ def _loaded_epoch(
 
 
 def unreadable(key: str, error: Exception) -> ValueError:
-    """The error of an entry that is damaged."""
     return ValueError(f"the snapshot's {key!r} cannot be read: {error!r}")
 
 

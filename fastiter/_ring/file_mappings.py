@@ -151,7 +151,6 @@ def _address(array: npt.NDArray[Any]) -> int:
 
 
 def address_of(buffer: memoryview) -> int:
-    """The address of a buffer."""
     return _address(np.frombuffer(buffer, np.uint8)) if buffer.nbytes else 0
 
 

@@ -104,7 +104,6 @@ def _is_importable(kind: type) -> bool:
 
 
 def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
-    """The schema that fits all of `examples`."""
     container, keys, columns = _parts_of(examples)
     if len(columns) > MOST_FIELDS:
         container, keys, columns = BARE, None, [examples]

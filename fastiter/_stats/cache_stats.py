@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from fastiter._fetch.cache_table import CacheTable
 
-__all__ = ["CacheStats"]
-
 
 class CacheStats(NamedTuple):
     """Counts of a cache, summed over all processes that used it since it was made; of a file, since

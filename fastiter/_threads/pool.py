@@ -163,13 +163,11 @@ class Threads:
     # -- threads that hang, by the thread that waits -------------------------------------------
 
     def claims(self) -> list[Claim]:
-        """The present claims of the threads."""
         with self._lock:
             return list(self._claims.values())
 
     @property
     def n_abandoned(self) -> int:
-        """Number of hanging threads."""
         return sum(thread.is_alive() for thread in list(self._abandoned))
 
     def may_replace(self) -> bool:

@@ -47,7 +47,6 @@ class RowCost:
         self._ns = float(_LEAST_NS)  # per row
 
     def note(self, rows: int, nanoseconds: int) -> None:
-        """Learn from a range of rows."""
         self._ns = 0.75 * self._ns + 0.25 * nanoseconds / rows
 
     @property
@@ -65,7 +64,6 @@ class Attempts:
         self.given_up: set[int] = set()  # indices, when they came last
 
     def allowed(self, index: int) -> int:
-        """Number of attempts to fetch an index."""
         return 1 if index in self.given_up else 1 + self.n_retries
 
 

@@ -20,7 +20,6 @@ def begin() -> None:
 
 
 def has_begun() -> bool:
-    """Whether the interpreter exits."""
     return _begun
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["WorkerInfo", "get_worker_info"]
-
 
 class WorkerInfo(NamedTuple):
     """A worker process, as `get_worker_info` describes it."""

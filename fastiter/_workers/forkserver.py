@@ -266,7 +266,6 @@ class ProcessSettings(NamedTuple):
 
     @classmethod
     def of_this(cls, main_module: dict[str, Any]) -> ProcessSettings:
-        """Settings of this process and thread."""
         cpus = None
         with contextlib.suppress(AttributeError, OSError):  # not there, or refused by a sandbox
             cpus = os.sched_getaffinity(0)
@@ -306,8 +305,6 @@ _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name[:7] 
 
 
 class ForkServerWorker(ForkServerProcess):
-    """A process that this server starts."""
-
     origin: ProcessSettings
 
     @staticmethod

@@ -135,8 +135,6 @@ def introduce(dataset: Any, worker_init: Any, number: int, workers: int, seed: i
 
 
 class WorkerArguments(NamedTuple):
-    """Arguments of one start of one worker."""
-
     number: int
     workers: int  # how many there are
     start: int  # counts the starts of this pool; the start barrier compares it

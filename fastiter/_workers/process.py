@@ -150,7 +150,6 @@ class WorkerProcess:
             os.kill(self.pid, number)
 
     def end(self) -> None:
-        """Sends SIGKILL."""
         self.ended = self.ended or status.now()
         self.send(signal.SIGKILL)
 

@@ -512,7 +512,6 @@ class WorkerGroup:
         return worker.has_begun
 
     def _has_done(self, worker: WorkerProcess) -> bool:
-        """Whether the worker has completed a row."""
         if worker.done_before >= 0 and self._done(worker.number) != worker.done_before:
             worker.done_before = -1
             self._hung[worker.number] = 0
@@ -526,7 +525,6 @@ class WorkerGroup:
     # ---- end
 
     def dismiss(self, worker: WorkerProcess) -> None:
-        """Forgets a dead worker."""
         self.workers.pop(worker.number, None)
         worker.release()
 

@@ -52,8 +52,6 @@ class Caller(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The way to start workers."""
-
     context: Any  # of multiprocessing
     caller: Caller
     is_safe: bool = False  # whether the fork server takes the place of an unsafe fork
@@ -62,7 +60,6 @@ class Start(NamedTuple):
 
     @property
     def method(self) -> str:
-        """The start method's name."""
         name: str = self.context.get_start_method()
         return name
 

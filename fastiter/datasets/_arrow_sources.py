@@ -129,14 +129,11 @@ def _of_hugging_face(dataset: Any) -> tuple[Any, Any, list[str]]:
 
 
 def _magic(path: str) -> bytes:
-    """The first bytes of a file."""
     with Path(path).open("rb") as file:
         return file.read(6)
 
 
 class ParquetFiles(NamedTuple):
-    """Content of Parquet files."""
-
     empty: Any  # a table of their columns, without rows
     sources: list[row_groups.GroupPlace]
     ends: npt.NDArray[np.int64]

@@ -48,7 +48,6 @@ class BatchedWrapper(BatchedDataset):
     _is_view_of_dataset = True  # for `row_groups_of`
 
     def _bases(self) -> Sequence[Any]:
-        """Return the wrapped datasets."""
         return (self._dataset,)
 
     @property

@@ -54,8 +54,6 @@ def _short(text: str) -> str:
 
 
 class OpenedFile(NamedTuple):
-    """An open file of a cache."""
-
     table: CacheTable
     number: bytes  # other files have another one
     is_filled: bool  # whether it had rows

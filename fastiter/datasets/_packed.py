@@ -266,7 +266,6 @@ def _dtype_key(dtype: np.dtype[Any]) -> Any:
 
 
 def _column(kind: Any, values: Sequence[Any]) -> Column:
-    """Pack values of one kind."""
     if kind in _PLAIN:
         return _PLAIN[kind](values)
     if kind in (tuple, list):

@@ -78,7 +78,6 @@ class TorchIterator(EpochLoops):
         return as_torch, (self._iterator,)
 
     def _joined(self, examples: Sequence[Any]) -> Any:
-        """Tensors of a list of examples."""
         first = examples[0]
         if isinstance(first, tuple) or (isinstance(first, list) and _differ_in_shape(first)):
             fields = [self._joined(values) for values in zip(*examples, strict=True)]

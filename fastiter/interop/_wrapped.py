@@ -67,7 +67,6 @@ class EpochLoops(Wrapped):
 
     @property
     def iterator(self) -> Any:
-        """The wrapped iterator."""
         return self._iterator
 
     def __iter__(self) -> Any:

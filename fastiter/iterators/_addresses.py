@@ -93,7 +93,6 @@ class Preview(Planner):
         return order, self.counted(order, 0, size_within(order, 0)), n_drawn + 1, cuts
 
     def _epoch(self, number: int) -> tuple[Order, Indices | None]:
-        """Order and cuts of the epoch of that number."""
         state = self.state
         if number == state.n_drawn - 1:
             return state.order, state.cuts

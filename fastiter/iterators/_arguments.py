@@ -156,7 +156,6 @@ def check_of_stream(shuffle: Any, order_sampler: Any, batch_sampler: Any, skip_s
 
 
 def seed_of_stream(stream: StreamDataset, seed_examples: Any) -> Seed:
-    """The seed of an iteration over a stream."""
     if checked_seed_examples(seed_examples, None):
         if stream.words is not None:
             raise _second_seed(seed_examples, "StreamDataset")

@@ -312,7 +312,6 @@ class Helper:
     # ---- what comes back
 
     def _take_answers(self, seconds: float) -> None:
-        """Wait for answers, and process them."""
         self._watch_workers()
         asked = {ref: worker for worker in self._workers.values() for ref in worker.answers}
         done, _ = ray.wait([*asked], num_returns=len(asked), timeout=0)
@@ -460,7 +459,6 @@ def _rows_of(parts: Iterable[RemotePart]) -> int:
 
 
 def _resources() -> list[dict[str, float]]:
-    """Resources of each living node."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 

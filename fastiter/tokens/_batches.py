@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Indices = npt.NDArray[np.int64]
 
-__all__ = ["TokenBatchSampler"]
-
 
 class TokenBatchSampler(EpochSampler):
     """Batches of rows of a `TokenDataset`: of limited size, and of similar costs on all ranks.

@@ -34,8 +34,6 @@ from fastiter.datasets._arrow_sources import held
 from fastiter.datasets._batched import BatchedDataset
 from fastiter.tokens._sources import Opened, files_of, open_source, paths_of
 
-__all__ = ["TokenDataset"]
-
 _OFFSETS = "cu_seqlens"
 _PACKINGS = (None, "concat", "bfd")
 _SUMMED = 1 << 16  # rows at a time

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from fastiter.tokens._sources import open_bin, paths_of
 
-__all__ = ["document_offsets", "flat_batch"]
-
 _STEP = 1 << 24  # tokens at a time
 
 

@@ -19,8 +19,6 @@ from fastiter.tokens._sources import checked_integers, files_of, open_source, pa
 if TYPE_CHECKING:
     from fastiter._fetch.token_rows import TokenSource
 
-__all__ = ["MegatronDataset"]
-
 _FIELDS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 _THRESHOLD = 0.8  # of an epoch's samples, below which the last epoch is shuffled for itself
 

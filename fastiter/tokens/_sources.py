@@ -31,8 +31,6 @@ _INDEX_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 class Opened(NamedTuple):
-    """Content of a source."""
-
     parts: list[Array]  # the stream
     documents: Documents | None  # None: it is one document
     aligned: dict[str, tuple[list[Array], Documents]]

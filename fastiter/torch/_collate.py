@@ -271,7 +271,6 @@ def _is_torchs(function: Any) -> bool:
 
 
 def is_default(collate_fn: Any) -> bool:
-    """Whether a ``collate_fn`` is torch's `default_collate`."""
     return _is_torchs(collate_fn) and collate_fn.__name__ == "default_collate"
 
 

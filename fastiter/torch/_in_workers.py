@@ -423,7 +423,6 @@ class WorkersIterator(LoaderIterator):
     # ---- end
 
     def close(self) -> None:
-        """End the workers."""
         if "_executor" in self.__dict__:  # else the constructor has failed
             self._executor.interrupt()
             self._executor.close()

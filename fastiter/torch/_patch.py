@@ -189,7 +189,6 @@ class Record:
         return self._stats if self.iterations is None else self.iterations.stats()
 
     def ours(self) -> Loops:
-        """The loops by fastiter."""
         stats, begun = self.stats(), self.begun
         loops = Loops().add(begun.epochs, 0, begun.seconds, begun.seconds)
         if stats is None:

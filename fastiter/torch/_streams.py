@@ -70,7 +70,6 @@ def current_state(loader: Any) -> dict[str, Any] | None:
 
 
 def state_of(loader: Any) -> dict[str, Any]:
-    """The state of a loader."""
     return current_state(loader) or StreamIteration(loader).state_dict()
 
 
@@ -177,7 +176,6 @@ class StreamIteration(MultiprocessIterator):
         return None if found is None else torch.from_numpy(found)
 
     def skip_state(self) -> SkipState | None:
-        """The examples that were skipped."""
         return self._planner.progress  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from fastiter._util.units import as_bytes, as_seconds
 
 
 class Measured(NamedTuple):
-    """All that was measured."""
-
     name: str
     batch_size: int
     measured_batch_size: int
@@ -107,7 +105,6 @@ def show_text(text: str, indent: str) -> None:
 
 
 def as_json(measured: Measured) -> dict[str, Any]:
-    """All figures."""
     limits, best = measured.limits, measured.best
     return {
         "dataset": measured.name,

@@ -32,8 +32,6 @@ _CLASSES: dict[Kind, str] = {
 
 
 class Settings(NamedTuple):
-    """Settings of a trial."""
-
     kind: Kind
     workers: int = 0
     prefetch: int = 0

@@ -16,8 +16,6 @@ from fastiter._device.cupy import array_module, is_cupy_array
 from fastiter._fetch.dataset_access import Columns, columns_of
 from fastiter.dataset.mixin import DatasetMixin, places_among, row_at
 
-__all__ = ["DelegateDataset", "TabularDataset"]
-
 #: Kind of the examples: a tuple, a dict, or None for the bare value of the first column.
 Mode = type[tuple[Any, ...]] | type[dict[str, Any]] | None
 #: Rows: all of them, a slice, or a list of integers.
@@ -180,7 +178,6 @@ def _as_array(column: Any) -> Any:
 
 
 def is_array(data: Any) -> bool:
-    """Return whether it is an array of NumPy or CuPy."""
     return isinstance(data, np.ndarray) or is_cupy_array(data)
 
 

@@ -15,8 +15,6 @@ from fastiter.dataset.tabular._base import (
     is_array,
 )
 
-__all__ = ["from_data"]
-
 
 def from_data(data: Any, *, size: int | None = None) -> TabularDataset:
     """Make a dataset of columns.
@@ -114,8 +112,6 @@ class ListColumn(TabularDataset):
 
 
 class ArrayColumn(ListColumn):
-    """A column in an array."""
-
     def _get(self, indices: slice | Sequence[int]) -> Any:
         return self._data[indices]
 

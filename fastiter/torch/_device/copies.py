@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def checked_device(device: Any) -> torch.device | None:
-    """The argument ``device``."""
     if device is None or isinstance(device, torch.device):
         return device
     if isinstance(device, bool) or not isinstance(device, (int, str)):

@@ -62,7 +62,6 @@ class PinnedSlots(Registration):
         return [_event_of(device) for device in range(n_devices) if _is_used(device)]
 
     def is_done(self, mark: list[torch.cuda.Event]) -> bool:
-        """Whether the GPUs have done it."""
         return all(event.query() for event in mark)
 
     def keep(self, addresses: set[int]) -> None:

@@ -224,7 +224,6 @@ class EpochKeys:
         return n_planned, n_keys, size, rows if self._is_batched else int(rows[0])
 
     def plan(self, number: int) -> Any:
-        """The plan of the batch of that number."""
         planner = self._planner or self._begin(None)
         place = number - self.first[0] - len(self._ahead)
         if place < 0:
@@ -263,7 +262,6 @@ class EpochKeys:
         return order if base.position - self._n_ahead() == self.first[1] else None
 
     def seeds(self, example_seed: Any, number: int, first: int, keys: Any) -> bytes:
-        """The seeds of a batch's examples."""
         return self.plan(number).seeds[:-8]  # type: ignore[no-any-return]  # then: a converter's
 
     def row_seed(self, example_seed: Any) -> tuple[int, int]:
