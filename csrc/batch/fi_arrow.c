@@ -17,19 +17,6 @@ static inline bool bit_at(const uint8_t *bitmap, int64_t bit)
     return bitmap[bit >> 3] >> (bit & 7) & 1;
 }
 
-static inline int64_t offset_at(const void *offsets, bool wide, int64_t place)
-{
-    int64_t offset;
-
-    if (!wide) {
-        int32_t narrow;
-        memcpy(&narrow, (const char *)offsets + place * (int64_t)sizeof narrow, sizeof narrow);
-        return narrow;
-    }
-    memcpy(&offset, (const char *)offsets + place * (int64_t)sizeof offset, sizeof offset);
-    return offset;
-}
-
 /* Of lists: the offsets of each level, and where their elements lie. */
 static int lists_chunk(fi_chunk *chunk, const fi_column *column, const fi_arrow_array *array)
 {
@@ -41,7 +28,7 @@ static int lists_chunk(fi_chunk *chunk, const fi_column *column, const fi_arrow_
             (const char *)array->buffers[1] + array->offset * (wide ? 8 : 4);
         if (array->n_children == 0 && array->n_buffers == 3) { /* a text */
             chunk->values = array->buffers[2];
-            chunk->counts[level] = offset_at(chunk->offsets[level], wide, array->length);
+            chunk->counts[level] = fi_number_at(chunk->offsets[level], wide, array->length);
             return level + 1 == column->levels ? FI_OK : FI_E_RANGE;
         }
         if (array->n_children != 1)
@@ -254,8 +241,8 @@ bool fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, si
 static inline int span_of(fi_span *span, const fi_column *column, const fi_chunk *chunk, int level,
                           int64_t place)
 {
-    const int64_t start = offset_at(chunk->offsets[level], column->wide[level], place);
-    const int64_t stop = offset_at(chunk->offsets[level], column->wide[level], place + 1);
+    const int64_t start = fi_number_at(chunk->offsets[level], column->wide[level], place);
+    const int64_t stop = fi_number_at(chunk->offsets[level], column->wide[level], place + 1);
 
     span->chunk = chunk;
     span->start = start;

@@ -48,4 +48,17 @@ static inline void fi_copy(void *dst, const void *src, size_t bytes, bool uncach
         memcpy(dst, src, bytes);
 }
 
+/* The int64 at a place, or int32 unless `wide`. Nothing needs to be aligned: files align nothing. */
+static inline int64_t fi_number_at(const void *numbers, bool wide, int64_t place)
+{
+    int64_t number;
+    int32_t narrow;
+    if (wide) {
+        memcpy(&number, (const char *)numbers + 8 * place, 8);
+        return number;
+    }
+    memcpy(&narrow, (const char *)numbers + 4 * place, 4);
+    return narrow;
+}
+
 #endif

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "batch/fi_copy.h"
+
 enum { MOST_LINES = 16 }; /* of the tokens that come next, asked for ahead */
 
 static const size_t widths[] = {1, 1, 2, 2, 4, 4, 8};
@@ -27,23 +29,10 @@ static const fi_document_part *part_of(const fi_tokens *tokens, int64_t document
     return parts + part_at(&parts->first, sizeof *parts, tokens->n_document_parts, document);
 }
 
-/* Files align nothing. */
-static int64_t number_at(const void *numbers, bool wide, int64_t place)
-{
-    int64_t value = 0;
-    int32_t narrow;
-    if (wide) {
-        memcpy(&value, (const char *)numbers + 8 * place, 8);
-        return value;
-    }
-    memcpy(&narrow, (const char *)numbers + 4 * place, 4);
-    return narrow;
-}
-
 /* In tokens; -1, which no offset is, if it lies within one. */
 static int64_t offset_at(const fi_document_part *part, int64_t number)
 {
-    int64_t offset = number_at(part->offsets, part->wide, number);
+    int64_t offset = fi_number_at(part->offsets, part->wide, number);
     if (part->unit == 1)
         return offset;
     return offset % part->unit == 0 ? offset / part->unit : -1;
@@ -55,7 +44,7 @@ static bool extent_in(const fi_tokens *tokens, const fi_document_part *part, int
     int64_t number = document - part->first, from = offset_at(part, number);
     bool overflows = __builtin_add_overflow(part->base, from, start);
     if (part->sizes != NULL)
-        *length = number_at(part->sizes, false, number);
+        *length = fi_number_at(part->sizes, false, number);
     else
         overflows |= __builtin_sub_overflow(offset_at(part, number + 1), from, length);
     return !overflows && from >= 0 && *length >= 0 && *start >= 0 && *start <= tokens->n_tokens &&

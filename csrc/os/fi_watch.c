@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -13,18 +14,15 @@
 #include "base/fi_base.h"
 #include "os/fi_thread.h"
 
-struct watch {
-    struct pollfd entries[2];
-};
-
 static void *watch_parent(void *argument)
 {
-    struct watch watch = *(struct watch *)argument;
+    struct pollfd entries[2];
+    memcpy(entries, argument, sizeof entries);
     free(argument);
     prctl(PR_SET_NAME, "fastiter-watch"); /* the program knows it by this name */
     for (;;) {
-        int got = poll(watch.entries, 2, -1);
-        if (got > 0 && (watch.entries[0].revents | watch.entries[1].revents))
+        int got = poll(entries, 2, -1);
+        if (got > 0 && (entries[0].revents | entries[1].revents))
             _exit(EXIT_FAILURE); /* ends every thread, whatever it is doing */
         if (got < 0 && errno != EINTR && errno != EAGAIN)
             return NULL;
@@ -34,9 +32,9 @@ static void *watch_parent(void *argument)
 int fi_watch_parent(int parent_pidfd, int parent_death_pipe)
 {
     /* poll ignores a negative descriptor. */
-    struct watch watch = {{{.fd = parent_pidfd, .events = POLLIN},
-                           {.fd = parent_death_pipe, .events = POLLIN}}};
-    return fi_thread_start(watch_parent, &watch, sizeof watch);
+    struct pollfd entries[2] = {{.fd = parent_pidfd, .events = POLLIN},
+                                {.fd = parent_death_pipe, .events = POLLIN}};
+    return fi_thread_start(watch_parent, entries, sizeof entries);
 }
 
 int fi_die_with_parent(int parent)
