@@ -32,12 +32,6 @@ class FileFacts(NamedTuple):
     footer: bytes  # a digest of its metadata, which hold the schema and where all pages are
 
 
-def facts_of(file: BinaryIO) -> FileFacts:
-    """The facts of an open file; `ValueError` if it does not end as a Parquet file."""
-    sign = sign_of(file.fileno())
-    return FileFacts(sign, hashlib.blake2b(_footer(file, sign.size), digest_size=16).digest())
-
-
 def _footer(file: BinaryIO, size: int) -> bytes:
     file.seek(max(0, size - 8))
     length, magic = struct.unpack("<I4s", file.read(8).rjust(8, b"\0"))
@@ -65,10 +59,12 @@ def open_again(path: str, facts: FileFacts, metadata: Any) -> tuple[Any, FileFac
 def checked_facts(path: str, file: BinaryIO, before: FileFacts | None) -> FileFacts:
     """The facts of an open file; ValueError if it is neither the file that was read before nor a
     copy of it."""
+    sign = sign_of(file.fileno())
     try:
-        facts = facts_of(file)
+        footer = _footer(file, sign.size)
     except ValueError as error:
         raise ValueError(f"{path} is no complete Parquet file: {error}") from error
+    facts = FileFacts(sign, hashlib.blake2b(footer, digest_size=16).digest())
     if before is not None and (facts.sign.size, facts.footer) != (before.sign.size, before.footer):
         raise another_file(path, "its size or its metadata differ")
     return facts

@@ -104,7 +104,9 @@ class WorkerGroup:
         self._starts = 0
         self._image: Shared[Job] | None = None
         self._image_seconds = 0.0  # that it took to make
-        self._seed = _generator_digest()
+        # From the states of the program's generators, which do not advance; repr would take ms.
+        states = random.getstate(), np.random.get_state(legacy=False)
+        self._seed = hashlib.blake2b(pickle.dumps(states), digest_size=32).digest()
         self._self_pidfd = -1
         self._workers_own: set[int] = set()
         self._pid = os.getpid()
@@ -571,9 +573,3 @@ class WorkerGroup:
             self._image.close()
             self._image = None
         thread_limits.own_pools.lift()  # those whose threads had no room beside the workers
-
-
-def _generator_digest() -> bytes:
-    """A seed from the states of the parent's generators, which are not advanced by it."""
-    states = random.getstate(), np.random.get_state(legacy=False)
-    return hashlib.blake2b(pickle.dumps(states), digest_size=32).digest()  # repr takes ms

@@ -220,25 +220,22 @@ class WorkersIterator(LoaderIterator):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         with self._lock:
-            self._begin_again(loader, first_iter)
-
-    def _begin_again(self, loader: Any, first_iter: bool) -> None:
-        pool = self._executor.pool
-        if pool is None or pool.closed:  # it ended by an error, or was closed
-            self._planner.epoch = -1
-            self._planner.by_indices = False
-            self._timer = Timer()
-            self._counted = loader._iterations.begin(self)
-            self._use_new_pool(loader, None)
-            self._is_closed = False
-        elif not (self._seeds_examples or self._shares_rows):
-            # As torch's workers do: each has then drawn as many of its random numbers, however
-            # early the loop was left.
-            pool.wait_until(pool.ring.all_ready)
-        super()._reset(loader, first_iter)
-        self._planner.epoch += 1
-        self._executor.drop([])
-        self._begin(None)
+            pool = self._executor.pool
+            if pool is None or pool.closed:  # it ended by an error, or was closed
+                self._planner.epoch = -1
+                self._planner.by_indices = False
+                self._timer = Timer()
+                self._counted = loader._iterations.begin(self)
+                self._use_new_pool(loader, None)
+                self._is_closed = False
+            elif not (self._seeds_examples or self._shares_rows):
+                # As torch's workers do: each has then drawn as many of its random numbers, however
+                # early the loop was left.
+                pool.wait_until(pool.ring.all_ready)
+            super()._reset(loader, first_iter)
+            self._planner.epoch += 1
+            self._executor.drop([])
+            self._begin(None)
 
     # ---- batches
 
