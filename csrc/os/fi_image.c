@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "os/fi_image.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>

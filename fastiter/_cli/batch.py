@@ -26,7 +26,6 @@ _SAMPLERS: dict[int, Any] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("state", metavar="STATE.json", help="result of state_dict(), as JSON")
     parser.add_argument("--step", type=int, required=True, help="number of the batch, from 0")
     parser.add_argument("--rank", type=int, default=0, help="number of the rank (default: 0)")

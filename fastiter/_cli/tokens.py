@@ -20,7 +20,6 @@ _WRONG = (ImportError, LookupError, OSError, TypeError, ValueError)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument(
         "path", metavar="PATH", help=".bin, Arrow or Parquet file, pattern, or Megatron prefix"
     )

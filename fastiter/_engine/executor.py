@@ -95,7 +95,6 @@ class Executor(Adjustable):
         """Begin or end a record of what workers do."""
 
     def traces(self) -> WorkerTraces:
-        """The records."""
         return {}
 
 

@@ -99,7 +99,6 @@ class ProcessExecutor(Executor):
             self.pool.ring.seed = seed
 
     def use(self, pool: Pool) -> Pool:
-        """Take a new pool."""
         self.pool = pool
         pool.ring.seed = self.seed
         self._timer.open(pool.note_start)

@@ -17,7 +17,6 @@ class Sign(NamedTuple):
 
 
 def sign_of(path: str | int) -> Sign:
-    """The sign of a file, by its path or a descriptor."""
     found = os.stat(path)
     return Sign(found.st_size, found.st_mtime_ns, found.st_ino, platform.node())
 

@@ -5,7 +5,7 @@ It reads the clock twice per batch: when ``next()`` begins and when it ends.
 
 cimport cython
 from cpython.pythread cimport PyThread_get_thread_ident
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 
 from fastiter._clib.csrc cimport fi_cpu_times, fi_now_ns
 

@@ -78,7 +78,6 @@ class TimeLimit(Attempts):
         return sleep
 
     def end(self) -> None:
-        """The wait has ended."""
         time = now() / 1e9
         self._running.runs(time, time + self.seconds / 2)
 

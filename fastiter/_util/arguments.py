@@ -74,21 +74,18 @@ def checked_names(name: str, value: Any, known: tuple[str, ...] | None = None) -
 
 
 def checked_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
-    """``value``, which is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
     return value
 
 
 def checked_callable(name: str, value: Any) -> Any:
-    """``value`` itself, a callable or None."""
     if value is None or callable(value):
         return value
     raise TypeError(f"{name} must be callable or None, not {value!r}")
 
 
 def checked_path(name: str, value: Any) -> str:
-    """``value``, a path, as a str."""
     try:
         return os.fsdecode(value)
     except TypeError:

@@ -318,7 +318,6 @@ class PartStore:
         return None if lengths is None else lengths[self.shard(number)]
 
     def shard(self, number: int) -> int:
-        """Shard that a turn reads."""
         epoch, place = divmod(number, len(self.stream.shards))
         return self._order(epoch)[place]
 

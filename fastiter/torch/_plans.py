@@ -214,7 +214,6 @@ class Plans(TurnPlanQueue):
         return [(one.position - 1, one.n_keys - one.size, one.size) for one in states]
 
     def pending_by_worker(self) -> list[int]:
-        """Number of pending batches of each worker."""
         counts = [0] * self.n_workers
         for plan in self._batches(None):
             counts[plan.state.last_worker] += 1

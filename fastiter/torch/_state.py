@@ -257,7 +257,6 @@ def is_own(sampler: Any, kind: type[Any]) -> bool:
 
 
 def is_torchs(sampler: Any) -> bool:
-    """Whether a sampler's class is of torch."""
     return type(sampler).__module__.startswith("torch.utils.data")
 
 
@@ -267,7 +266,6 @@ def is_permutation(sampler: Any) -> bool:
 
 
 def length_of(value: Any) -> int | None:
-    """The length of an object, if it has one."""
     try:
         return len(value)
     except Exception:

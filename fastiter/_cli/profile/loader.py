@@ -89,7 +89,6 @@ def _read(value: Any) -> None:
 
 
 def run(name: str, loader: Any, options: argparse.Namespace) -> None:
-    """Measure and print."""
     begin, budget = time.perf_counter(), options.budget
     print(f"Loader {name} of {type(loader.dataset).__name__}: about {budget:.0f} s ...", flush=True)
     subject = LoaderSubject(loader, options.step)

@@ -36,7 +36,6 @@ class Measured(NamedTuple):
 
 
 def show_cost(say: Callable[[str], None], name: str, dataset: Any, cost: DatasetCost) -> None:
-    """Say what the dataset costs by itself."""
     say(f"Dataset {name}: {type(dataset).__name__}, {cost.length:,} examples")
     say(f"  example      {cost.layout}, {as_bytes(cost.nbytes)} on average")
     grouped = "" if cost.group == 1 else f", in groups of {cost.group}"
