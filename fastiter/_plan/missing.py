@@ -97,7 +97,7 @@ def snapshot_of_records(
     if is_of_all or replay.num_ranks == 1:
         is_of_all = True
         ranks, first, stride = range(replay.num_ranks), planner.rank, planner.num_ranks
-    elif _are_equal(planner, replay):
+    elif all(getattr(planner, name) == getattr(replay, name) for name in (*CUT_DEFAULTS, "limits")):
         ranks, first, stride = range(planner.rank, planner.rank + 1), 0, 1
     else:
         raise ValueError(
@@ -139,11 +139,6 @@ def _delivered(record: Mapping[str, Any]) -> tuple[int, bool]:
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise unreadable("missing", error) from error
     return bits, is_of_all
-
-
-def _are_equal(planner: Planner, replay: Planner) -> bool:
-    names = (*CUT_DEFAULTS, "limits")
-    return [getattr(planner, name) for name in names] == [getattr(replay, name) for name in names]
 
 
 def _missing(

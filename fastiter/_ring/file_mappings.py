@@ -114,7 +114,8 @@ class FileMappings:
         return self._regions[at]
 
     def _use(self, region: _Region) -> int:
-        path = os.fsdecode(_unescaped(region.path))
+        unescaped = re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), region.path)
+        path = os.fsdecode(unescaped)
         with contextlib.suppress(OSError):
             found = os.stat(path)
             file = MappedFile(
@@ -195,7 +196,3 @@ def _table(name: str) -> bytes:
     with contextlib.suppress(OSError), open(f"/proc/self/{name}", "rb") as file:
         return file.read()
     return b""
-
-
-def _unescaped(path: bytes) -> bytes:
-    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), path)
