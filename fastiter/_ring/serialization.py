@@ -75,12 +75,9 @@ def dump(
         file.write(pickle.dumps(value, 5))
         return
     kind: Any = pickler  # hashable, which mypy doubts
-    tensors = array_subtypes.reducers(None if mappings is None else mappings.whole)
     writer: Any = _array_pickler(kind, writable)(file, 5, buffer_callback=buffer_callback)
     writer.mappings, writer.reduce, writer.small = mappings, reduce, small
-    if tensors:
-        known = getattr(writer, "dispatch_table", copyreg.dispatch_table)
-        writer.dispatch_table = {**known, **tensors}
+    writer.tensors = array_subtypes.reducers(None if mappings is None else mappings.whole)
     writer.dump(value)
 
 
@@ -110,6 +107,7 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pi
         mappings: FileMappings | None
         reduce: Callable[[object], Any] | None
         small: int
+        tensors: dict[Any, Callable[[Any], Any]]
 
         def reducer_override(self, obj: object) -> Any:
             if isinstance(obj, np.ndarray):
@@ -117,7 +115,8 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pi
             else:
                 reduced = None if self.reduce is None else self.reduce(obj)
                 if reduced is None:
-                    reduced = array_subtypes.reduce_subclass(obj) or _reduce_image(obj)
+                    other = array_subtypes.reduce_subclass
+                    reduced = self.tensors.get(type(obj), other)(obj) or _reduce_image(obj)
             if reduced is not None:
                 return reduced
             return NotImplemented if override is None else override(self, obj)

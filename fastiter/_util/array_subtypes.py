@@ -148,7 +148,7 @@ def reduce_subclass(value: Any) -> Any:
 
 def _has_overlaps(tensor: Any) -> bool:
     """Whether elements share memory, as after ``expand``."""
-    if tensor.layout is not sys.modules["torch"].strided:
+    if tensor.layout is not sys.modules["torch"].strided or tensor.is_contiguous():
         return False
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return bool(tensor.numel() > 1 + last)
