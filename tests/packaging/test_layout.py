@@ -45,7 +45,7 @@ CEILINGS = {
     "_fetch": 4_725,
     "_order": 2_071,
     "_plan": 1_864,
-    "_ring": 4_284,
+    "_ring": 4_283,
     "_stats": 1_420,
     "_threads": 1_422,
     "_util": 1_179,
