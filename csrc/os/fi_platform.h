@@ -104,7 +104,7 @@ void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns);
 /* Gives free memory of the heap back to the system, where the C library can. Takes about a
  * millisecond for each 20 MB. */
 void fi_heap_trim(void);
-/* From now on the heap keeps what is freed at its end, up to 64 MiB, for the next example, where the
+/* From now on the heap keeps what is freed at its end, up to 62 MiB, for the next example, where the
  * program has not set other limits. A page that goes back and comes again costs up to 2 us. */
 void fi_heap_keep(void);
 
