@@ -212,7 +212,13 @@ class Pool:
         these are too many."""
         specs = plain.specs()
         if len(specs) <= MOST_FIELDS:
-            self.ring.use_schema(Schema(plain.container, plain.keys, specs, rows))
+            self.use_schema(Schema(plain.container, plain.keys, specs, rows))
+
+    def use_schema(self, schema: Schema) -> None:
+        """Let batches have these columns from the first one on, unless these have room for larger
+        ones than the pool has."""
+        if schema.rows <= self.rows:
+            self.ring.use_schema(schema)
             self._learner.use(self.ring.schema)
 
     def _learn(self, plan: Plan, irregular: dict[int, Any]) -> None:

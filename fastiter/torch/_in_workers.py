@@ -187,6 +187,8 @@ class WorkersIterator(LoaderIterator):
         if plain is not None and plain.is_arrow:
             pool.use_columns(plain, min(pool.rows, len(self._dataset)) or 1)
             self._planner.use_schema(pool.ring.schema)
+        elif self._shares_rows and self._iterations.schema is not None:
+            pool.use_schema(self._iterations.schema)
         if self._pin_memory:
             pool.ring.registration = pinned_slots(pool.ring.arena)
         return pool
@@ -421,6 +423,9 @@ class WorkersIterator(LoaderIterator):
 
     def close(self) -> None:
         if "_executor" in self.__dict__:  # else the constructor has failed
+            pool = self._executor.pool
+            if pool is not None and self._shares_rows:
+                self._iterations.schema = pool.ring.schema  # or the next pool would learn it anew
             self._executor.interrupt()
             self._executor.close()
             self._is_closed = self._executor.pool is None  # not in a fork of its process

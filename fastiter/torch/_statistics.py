@@ -29,6 +29,7 @@ from fastiter.torch._orders.keys import owner_of
 
 if TYPE_CHECKING:
     from fastiter._engine.processes import ProcessExecutor
+    from fastiter._ring.schema import Schema
     from fastiter.torch._orders.samplers import EpochOwner
     from fastiter.torch._state import LastIteration
 
@@ -102,6 +103,8 @@ class Iterations:
             IteratorStats.of(Timer(), lambda _: none, **self._summands),
             (),
         )
+        #: of the columns of rows that workers share, as the iteration that ended last has learnt it
+        self.schema: Schema | None = None
         self._first: Timer | None = None
         self._n_counted = 0
         self._note: Callable[[Call], None] | None = None  # of a trace

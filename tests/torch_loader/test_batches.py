@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from inside import planner_of
+from inside import planner_of, ring_of
 from outside import reserved
 from programs import run
 
@@ -177,6 +177,33 @@ def test_columns_are_used():
         for _ in range(30):
             next(iterator)
         assert planner_of(iterator).by_indices, kind
+
+
+class Changing(torch_data.Dataset):
+    """Tensors of a size, or texts, until it is changed."""
+
+    size: int | None = 2
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        return ("n" * i) if self.size is None else torch.full((self.size,), i)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_shared_rows_have_the_columns_of_the_epoch_before(method):
+    options = {"batch_size": 5, "num_workers": 2, "multiprocessing_context": method}
+    plain = torch_data.DataLoader(Changing(), **options)
+    loader = DataLoader(Changing(), dataset_timeout=100, **options)
+    assert ring_of(iter(loader)).schema is None
+    for size in (2, 2, 3, 3, None, None, 2):
+        plain.dataset.size = loader.dataset.size = size
+        found = [*loader]
+        assert equal(found, [*plain]), size
+        assert ring_of(iter(loader)).schema is not None
+    loader.collate_fn = list
+    assert equal([*loader], [*torch_data.DataLoader(Changing(), 5, collate_fn=list)])
 
 
 def test_random_numbers_are_those_of_torchs_workers():
