@@ -193,17 +193,36 @@ static int put_batch(fi_parent *parent, uint32_t slot, const int64_t *indices, u
     return FI_OK;
 }
 
-/* A batch's share of hedges. Besides those of the batches under way, a batch's worth may be saved up. */
+#define HEDGES_JUDGED 4  /* at a time */
+#define ENOUGH_WINS 4    /* one win in so many hedges is worth them all */
+#define FEWEST_HEDGES 64 /* one in so many of those allowed stays, or it would never be known again */
+
+/* Part of the hedges that were worth it lately, in FI_ONE_HEDGE. Where the first fetch always wins, rows
+ * are slow wherever they are fetched, and a hedge costs a worker for nothing. */
+static uint64_t useful_hedges(fi_parent *parent)
+{
+    uint32_t won, hedged = fi_parent_hedged(parent, &won) - parent->judged;
+    if (hedged >= HEDGES_JUDGED) {
+        uint64_t wins = (uint64_t)(won - parent->judged_won) * ENOUGH_WINS * FI_ONE_HEDGE;
+        parent->useful = (uint32_t)((parent->useful + fi_min_u64(wins / hedged, FI_ONE_HEDGE)) / 2);
+        parent->judged += hedged;
+        parent->judged_won = won;
+    }
+    return fi_max_u64(parent->useful, FI_ONE_HEDGE / FEWEST_HEDGES);
+}
+
+/* A batch's share of hedges, as far as they are useful. Besides those of the batches under way, a
+ * batch's worth may be saved up. */
 static void allow_hedges(fi_parent *parent, uint64_t n)
 {
-    uint64_t share = parent->hedge * (parent->tail - parent->head);
-    uint64_t most = parent->ring->geometry.rows * (FI_ONE_HEDGE + share);
+    uint64_t useful = useful_hedges(parent), each = parent->hedge * useful / FI_ONE_HEDGE;
+    uint64_t most = parent->ring->geometry.rows * (useful + each * (parent->tail - parent->head));
     _Atomic uint64_t *hedges = &parent->ring->board->hedges;
     uint64_t now = fi_load_relaxed(hedges), then;
     do
-        then = fi_min_u64(now + n * parent->hedge, most);
-    while (then > now && !atomic_compare_exchange_weak_explicit(
-                             hedges, &now, then, memory_order_relaxed, memory_order_relaxed));
+        then = fi_min_u64(now + n * each, fi_max_u64(most, FI_ONE_HEDGE));
+    while (then != now && !atomic_compare_exchange_weak_explicit(
+                              hedges, &now, then, memory_order_relaxed, memory_order_relaxed));
 }
 
 int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
@@ -514,6 +533,7 @@ void fi_parent_drop(fi_parent *parent, uint32_t slot)
 void fi_parent_set_hedge(fi_parent *parent, double share)
 {
     parent->hedge = (uint32_t)(share * FI_ONE_HEDGE + 0.5);
+    parent->useful = FI_ONE_HEDGE;
 }
 
 uint32_t fi_parent_hedged(const fi_parent *parent, uint32_t *won)

@@ -645,6 +645,45 @@ static void test_rows_behind_a_slow_one_and_the_share_of_hedges(void)
     tear_down(&f);
 }
 
+/* Hedges that workers make of batches one after the other, as many as they may. */
+static uint32_t hedges_of(fixture *f, uint32_t batches, bool win)
+{
+    fi_board *board = f->ring.board;
+    uint32_t before = fi_load_relaxed(&board->hedged), number;
+    for (uint32_t batch = 0; batch < batches; batch++) {
+        fi_claim claim;
+        schedule(f, ROWS);
+        for (int kind; (kind = next_claim(f, 0, &claim)) != CLAIM_SLEEP;) {
+            if (kind == FI_CLAIM_FINISH)
+                fi_worker_ready(f->workers, &claim, 0);
+            else
+                own_all(f, 0, &claim, FI_ROW_OK);
+        }
+        take_ready(f, true);
+        number = (uint32_t)(fi_load_relaxed(&board->hedges) / FI_ONE_HEDGE);
+        board->hedges -= (uint64_t)number * FI_ONE_HEDGE;
+        board->hedged += number;
+        board->won += win ? number : 0;
+    }
+    return fi_load_relaxed(&board->hedged) - before;
+}
+
+static void test_hedges_are_few_where_the_first_fetch_always_wins(void)
+{
+    fixture f;
+    set_up(&f, 0);
+    fi_parent_set_hedge(&f.parent, 0.05);
+    uint32_t all = (uint32_t)(100 * ROWS * 0.05); /* of 100 batches */
+    uint32_t found = hedges_of(&f, 100, true);
+    CHECK(found > all - 5 && found <= all);
+    found = hedges_of(&f, 100, false);
+    CHECK(found >= 4 && found < all / 10);
+    CHECK(hedges_of(&f, 100, false) >= 1); /* or nobody would know that they win again */
+    hedges_of(&f, 400, true);
+    CHECK(hedges_of(&f, 100, true) > all - 5);
+    tear_down(&f);
+}
+
 /* Worker w has `n` rows under way in one call of its dataset, for longer than is allowed. */
 static void begin_slow_call(fixture *f, uint32_t w, uint32_t n, fi_claim *claim)
 {
@@ -748,6 +787,7 @@ int main(void)
     test_rows_that_are_announced_only();
     test_a_stuck_fetch_holds_no_slot();
     test_rows_behind_a_slow_one_and_the_share_of_hedges();
+    test_hedges_are_few_where_the_first_fetch_always_wins();
     test_each_row_of_hung_calls_is_hedged();
     test_a_call_that_lost_a_row_is_looked_at();
     test_what_a_worker_does_now();
