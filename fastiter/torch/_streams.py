@@ -128,6 +128,7 @@ class StreamIteration(MultiprocessIterator):
 
     def __init__(self, loader: Any) -> None:
         self.last = LastIteration()
+        self._persists = loader.persistent_workers
         n_workers, factor = loader.num_workers, loader.prefetch_factor
         super().__init__(
             loader.dataset,
@@ -190,6 +191,12 @@ class StreamIteration(MultiprocessIterator):
                 "dataset of the loader that has saved it"
             )
         self.load_state_dict(state["_stream"], strict)
+
+    def _make(self, passes_over: bool = True) -> Any:
+        batch = super()._make(passes_over)
+        if batch is None and not self._persists:  # the end, by which torch's workers end, too
+            self._executor.close()
+        return batch
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self.reset()

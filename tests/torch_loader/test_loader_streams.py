@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -155,6 +156,19 @@ def test_workers_that_persist_go_on_from_a_loaded_state():
     loader.load_state_dict(state)
     assert [rows_of(batch) for batch in loader] == first[3:]
     assert [rows_of(batch) for batch in loader] == second
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_end_with_the_loop_though_its_iterator_is_kept(persistent):
+    loader = DataLoader(stream(), 4, num_workers=2, persistent_workers=persistent)
+    for epoch in epochs(4, 2):
+        iterator = iter(loader)
+        assert [rows_of(batch) for batch in iterator] == epoch
+        n_left = len(multiprocessing.active_children())
+        assert n_left == (2 if persistent else 0)
+        assert next(iterator, None) is None  # starts none
+        assert len(multiprocessing.active_children()) == n_left
+    assert loader.stats().batches == 18
 
 
 def test_states_of_ranks_are_equal_and_small():
