@@ -10,7 +10,7 @@ import torch
 
 from fastiter._util.arguments import checked_choice, checked_int, checked_optional_int
 
-_LABELS = ("label", "label_ids")  # which models of transformers take as labels
+_LABELS = ("label", "label_ids", "labels")  # which models of transformers take as labels
 
 
 class PaddingCollator:
@@ -76,14 +76,13 @@ class PaddingCollator:
                 is_longer = found == lengths or (name == "labels" and len({*found}) > 1)
                 joined = self._padded(name, values, self._multiple if is_longer else 1)
             else:
-                joined = np.stack(values)
+                joined = np.stack(values).astype(_dtype(values), copy=False)
             batch[name] = torch.from_numpy(joined)
         return batch
 
     def _padded(self, name: str, values: list[Any], multiple: int) -> Any:
         longest = -(-max(value.size for value in values) // multiple) * multiple
-        dtype = np.result_type(*values)
-        joined = np.full((len(values), longest), self._fills.get(name, 0), dtype)
+        joined = np.full((len(values), longest), self._fills.get(name, 0), _dtype(values))
         for row, value in zip(joined, values, strict=True):
             if self._is_left:
                 row[longest - value.size :] = value
@@ -92,16 +91,21 @@ class PaddingCollator:
         return joined
 
 
+def _dtype(values: list[Any]) -> Any:
+    """As torch promotes: integers change no dtype of floats. Nor do rows without numbers."""
+    found = [value.dtype for value in values if value.size] or [np.dtype(np.int64)]
+    return np.result_type(*([dtype for dtype in found if dtype.kind == "f"] or found))
+
+
 def _array(row: dict[str, Any], name: str) -> Any:
     if name not in row:
         raise ValueError(f"a row lacks the field {name!r} of the first row: it has {list(row)}")
     value = np.asarray(row[name])
     if value.dtype.kind in "iu":
         return value.astype(np.int64)
-    if value.dtype.kind == "f" and not isinstance(
-        row[name], (np.ndarray, np.generic, torch.Tensor)
-    ):
-        return value.astype(np.float32)  # torch's default for Python's floats
+    keeps = isinstance(row[name], (np.ndarray, np.generic, torch.Tensor))
+    if value.dtype.kind == "f" and not (keeps and (value.ndim or name not in _LABELS)):
+        return value.astype(np.float32)  # torch's default for Python's floats; of losses
     if value.dtype.kind not in "bf":
         raise ValueError(
             f"field {name!r} holds {row[name]!r:.60}, no numbers: leave it out of the rows"

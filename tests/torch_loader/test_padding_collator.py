@@ -67,6 +67,30 @@ def test_arrow_rows_of_int32_become_what_models_take() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([[], [1]], torch.int64),
+        ([[]], torch.int64),
+        ([[], [0.5]], torch.float32),
+        ([[1, 2], [0.5]], torch.float32),
+        ([0.5, 2], torch.float32),
+        ([[1], np.ones(2)], torch.float64),
+    ],
+)
+def test_dtypes_are_those_of_the_numbers_that_there_are(values: Any, dtype: Any) -> None:
+    for name in ("input_ids", "labels"):
+        batch = PaddingCollator()([{name: value} for value in values])
+        assert batch[name].dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["label", "label_ids", "labels"])
+def test_labels_of_one_number_are_float32_as_losses_want_them(name: str) -> None:
+    for one in (0.5, np.float64(0.5), torch.tensor(0.5, dtype=torch.float64)):
+        assert PaddingCollator()([{name: one}, {name: one}])["labels"].dtype == torch.float32
+    assert PaddingCollator()([{"score": np.float64(0.5)}])["score"].dtype == torch.float64
+
+
+@pytest.mark.parametrize(
     ("rows", "match"),
     [
         ([], "not nothing"),
