@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 2
         status = options.run(options) or 0
-        sys.stdout.flush()
+        print(end="", flush=True)  # also without a stream
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130  # what a shell reports for a program ended by SIGINT

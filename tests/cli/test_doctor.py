@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -180,3 +181,9 @@ def test_ends_in_silence_when_nobody_reads_on():
         doctor.stdout.close()
         assert doctor.stderr.read() == ""
     assert doctor.returncode == 141
+
+
+def test_works_where_standard_output_is_closed():
+    command = f"{shlex.join([sys.executable, *COMMAND])} >&-"
+    answer = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)
+    assert (answer.returncode, answer.stderr) == (0, "")
