@@ -48,7 +48,10 @@ def open_again(path: str, facts: FileFacts, metadata: Any) -> tuple[Any, FileFac
     """
     import pyarrow.parquet as parquet
 
-    file = parquet.ParquetFile(path, memory_map=True, pre_buffer=False, metadata=metadata)
+    try:
+        file = parquet.ParquetFile(path, memory_map=True, pre_buffer=False, metadata=metadata)
+    except ValueError as error:  # of pyarrow, without the path
+        raise ValueError(f"{path} is no complete Parquet file: {error}") from error
     # After it was opened: one that takes its place later does not matter.
     if sign_of(path) != facts.sign:
         with open(path, "rb") as opened:

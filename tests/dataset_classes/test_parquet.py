@@ -699,6 +699,15 @@ def test_a_file_that_was_written_anew_among_many(tmp_path: Path) -> None:
             next(iterator)
 
 
+def test_a_file_that_is_cut_after_its_dataset_was_made_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": np.arange(100)}), path)
+    dataset = ArrowDataset(path, "x")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"x.parquet is no complete Parquet file"):
+        dataset[99]
+
+
 def encrypted(path: Path, has_open_footer: bool) -> None:
     encryption = pytest.importorskip("pyarrow.parquet.encryption")
 
