@@ -22,6 +22,7 @@ import site
 import socket
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from multiprocessing import (
@@ -96,6 +97,10 @@ def _ensure_running(variables: dict[str, str]) -> None:
     os.environ.update({name: variables[name] for name in before})
     try:
         _server.ensure_running()
+    except OSError as error:
+        if error.errno is None:  # its socket's name
+            raise OSError(f"{error}, in {tempfile.gettempdir()}: set a shorter TMPDIR") from None
+        raise
     finally:
         for name, value in before.items():
             if value is None:

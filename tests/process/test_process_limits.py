@@ -502,6 +502,27 @@ def test_a_directory_that_is_gone_is_named_where_it_is_needed(tmp_path):
     assert (status, out, err) == (0, "spawn\nforkserver\n4\n", "")
 
 
+def test_a_folder_whose_name_is_too_long_for_sockets_is_named(tmp_path):
+    folder = tmp_path / ("d" * 100)
+    folder.mkdir()
+    status, out, err = run_script(
+        tmp_path,
+        f"""
+        import tempfile
+        from examples_of import Blocks
+        from fastiter import MultiprocessIterator
+
+        if __name__ == "__main__":
+            tempfile.tempdir = {str(folder)!r}
+            try:
+                next(MultiprocessIterator(Blocks(8), 4, n_processes=1, context="forkserver"))
+            except OSError as error:
+                print(tempfile.tempdir in str(error) and "TMPDIR" in str(error))
+        """,
+    )
+    assert (status, out, err) == (0, "True\n", "")
+
+
 def test_a_storm_of_signals(output_of):
     """A timer of the program interrupts every wait, in whatever system call."""
     out = output_of("""
