@@ -116,9 +116,9 @@ class ProcessExecutor(Executor):
 
     def start(self, plans: PlanQueue) -> None:
         pool = self.running(plans)
-        pool.ring.top_up(plans, False)
-        if not pool.is_open:  # last, so that its workers find work when they begin
+        if not pool.is_open:  # first: a sampler may change what its workers have, as of torch's
             pool.open(lifts=False)
+        pool.ring.top_up(plans, False)
 
     def make(self, plans: PlanQueue, plan: Plan, begins: bool = True) -> Plan:
         """As in `Executor`; with ``begins``, have the workers also begin the batches ahead."""

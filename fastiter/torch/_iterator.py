@@ -101,7 +101,11 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             set_states(self._generators, self._generator_states)
         is_again = loader.num_workers > 0 if resume is None else resume.main["_opens_again"]
         self._opens_again = is_again and self._owner is None
-        if (self._opens_again or self._is_reset) and not is_early:
+        keeps_reset = _is_unchanged(torch_dataloader._BaseDataLoaderIter._reset)
+        if resume is None and self._opens_again and self._shared_seed is None and keeps_reset:
+            # The sampler is opened again for the first key, when the workers have been started.
+            self._sampler_iter, self._num_yielded = None, 0
+        elif (self._opens_again or self._is_reset) and not is_early:
             seed = self._shared_seed  # which workers have, as torch's, that start before
             super()._reset(loader, True)
             self._shared_seed = seed
@@ -465,6 +469,11 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._shared_seed = main["_shared_seed"]
         if main["_example_seed"] is not None:
             self._example_seed = tuple(main["_example_seed"])
+
+
+def _is_unchanged(function: Any) -> bool:
+    """Whether no program has replaced a function of torch's iterators."""
+    return getattr(function, "__globals__", None) is vars(torch_dataloader)
 
 
 def _tokens_in(tokens: Callable[[Any], int], is_batch: bool, plan: Plan) -> int:

@@ -68,6 +68,38 @@ def test_a_worker_reads_no_sources_to_seed_torch():
     subprocess.run([sys.executable, "-c", SOURCES], check=True, timeout=60)
 
 
+class Counting(torch.utils.data.Dataset):
+    """Its own sampler, which counts each time that it is opened, or first asked for a key."""
+
+    def __init__(self, is_late):
+        self.is_late, self.n_opened = is_late, 0
+
+    def __getitem__(self, i):
+        return 10 * self.n_opened + i
+
+    def keys(self):
+        self.n_opened += 1
+        yield from range(2)
+
+    def __iter__(self):
+        return self.keys() if self.is_late else iter(list(self.keys()))
+
+
+@pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
+@pytest.mark.parametrize("kind", [torch.utils.data.DataLoader, DataLoader])
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_workers_have_what_there_is_before_the_first_key(kind, is_late, batch_size):
+    """A sampler may change the dataset, or draw from a generator of both. Without batches it is
+    opened twice, as torch opens it."""
+    dataset = Counting(is_late)
+    start = {"num_workers": 1, "multiprocessing_context": "fork"}
+    loader = kind(dataset, batch_size, sampler=dataset, **start)
+    epochs = [[int(n) for batch in loader for n in torch.as_tensor(batch).view(-1)] for _ in "12"]
+    first, second = (0, 1) if is_late or batch_size else (1, 3)
+    assert epochs == [[10 * n, 10 * n + 1] for n in (first, second)]
+
+
 BLAS = """
 import numpy as np, torch
 from fastiter.torch import DataLoader
