@@ -67,8 +67,11 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     _dataset: Any
     _is_closed = False  # whether `close` was called
 
+    _next_data: Any = Loop.__next__  # as torch's `__next__` calls it
+
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         self._prepare(is_serial=loader.num_workers == 0)
+        _follow_torchs_next()
         renew_in_child(self)
         self._iterations = loader._iterations
         self._last_iteration = loader._last_iteration
@@ -90,6 +93,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._seeds_examples = loader.seed_examples
         moved, opened = self._move_opening(loader, resume and resume.main)
         super().__init__(loader)
+        kind = "MultiProcessing" if loader.num_workers else "SingleProcess"
+        self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as torch's
         is_early = moved and opened is None  # torch's class has opened it
         if is_early:
             set_states(self._generators, self._generator_states)
@@ -151,6 +156,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         return None if self._owner is not None else epoch_of(drawn_from(loader._index_sampler))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        _follow_torchs_next()
         self._owner = loader._owner
         self._generator_states = states_of(self._generators)
         self._sampler_epoch = self._epoch_of(loader)
@@ -460,7 +466,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         skips = plans.progress.skips  # those of these batches are in it already
         plans.progress = plans.progress._replace(skips=skips and SkipState())
         for _ in range(resume.n_more):
-            next(self)
+            self._next_data()
         plans.progress = plans.progress._replace(skips=skips)
 
     def _load(self, resume: Resume) -> None:
@@ -474,6 +480,15 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
 def _is_unchanged(function: Any) -> bool:
     """Whether no program has replaced a function of torch's iterators."""
     return getattr(function, "__globals__", None) is vars(torch_dataloader)
+
+
+def _follow_torchs_next() -> None:
+    """Have all iterators' ``next()`` be the function that a program has put in the place of that of
+    torch's iterators, as InfoBatch and profilers do; fastiter's own, if there is none."""
+    found: Any = torch_dataloader._BaseDataLoaderIter.__next__
+    wanted: Any = Loop.__next__ if _is_unchanged(found) else found
+    if LoaderIterator.__next__ is not wanted:
+        LoaderIterator.__next__ = wanted  # type: ignore[method-assign]
 
 
 def _tokens_in(tokens: Callable[[Any], int], is_batch: bool, plan: Plan) -> int:
