@@ -42,8 +42,9 @@ class DatasetMixin:
 
 def _python_int(index: Any) -> Any:
     """Return an integer or a bool as a Python int, any other index unchanged."""
-    number: Any = bool, np.integer, np.bool_  # the last one, as of a mask, is no index: TypeError
-    return int(operator.index(index)) if isinstance(index, number) else index
+    if isinstance(index, np.bool_):  # NumPy 1 takes it for an integer
+        raise TypeError(f"index {index!r} is of a mask: pass the integers numpy.flatnonzero(mask)")
+    return int(operator.index(index)) if isinstance(index, (bool, np.integer)) else index
 
 
 def row_at(i: Any, size: int) -> int:

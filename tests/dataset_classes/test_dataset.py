@@ -43,7 +43,7 @@ def test_bools_are_integers_and_masks_no_indices(tmp_path):
         assert dataset[True] == dataset[1]
         assert dataset[[True, False]] == [dataset[1], dataset[0]]
         for mask in (np.True_, np.array([True, False])):
-            with pytest.raises(TypeError):
+            with pytest.raises(TypeError, match="flatnonzero"):
                 dataset[mask]
     with pytest.raises(TypeError):
         datasets[2][1.5]

@@ -420,7 +420,8 @@ def test_uneven_workers_are_told_from_uneven_batches(rows, advice):
 
 
 def test_a_stream_tells_how_many_shards_are_open():
-    stream = fastiter.datasets.StreamDataset([[shard] * 8 for shard in range(3)], iter, interleave=2)
+    shards = [[shard] * 8 for shard in range(3)]
+    stream = fastiter.datasets.StreamDataset(shards, iter, interleave=2)
     with MultiprocessIterator(stream, 4, repeat=False, n_processes=2) as iterator:
         assert len(list(iterator)) == 6
         stats = iterator.stats()
