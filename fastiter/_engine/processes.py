@@ -114,11 +114,15 @@ class ProcessExecutor(Executor):
                 "copy (copy.copy) of a MultiprocessIterator, or over a new DataLoader"
             )
 
-    def start(self, plans: PlanQueue) -> None:
+    def start(self, plans: PlanQueue, opens_first: bool = False) -> None:
+        """As in `Executor`. The first worker begins while others are started, unless these start
+        before anything is planned."""
         pool = self.running(plans)
-        if not pool.is_open:  # first: a sampler may change what its workers have, as of torch's
+        if opens_first and not pool.is_open:
             pool.open(lifts=False)
         pool.ring.top_up(plans, False)
+        if not pool.is_open:
+            pool.open(lifts=False)
 
     def make(self, plans: PlanQueue, plan: Plan, begins: bool = True) -> Plan:
         """As in `Executor`; with ``begins``, have the workers also begin the batches ahead."""

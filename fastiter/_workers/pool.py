@@ -115,7 +115,7 @@ class Pool:
         self._at_exit = shutdown.end_at_exit(self, lock)
 
     def open(self, lifts: bool = True) -> None:
-        """Start the workers.
+        """Start the workers. They find batches that were scheduled before.
 
         Without ``lifts`` the first batch does not wait for the program's threads of OpenBLAS, which
         are to start after the forks: they start when it is complete, and `check` ends them with the

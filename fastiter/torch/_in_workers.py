@@ -32,7 +32,7 @@ from fastiter.torch._examples import decided
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._keys import keys_of
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, asks_state, index_array
-from fastiter.torch._state import Resume, hold_state, is_own
+from fastiter.torch._state import Resume, hold_state, is_own, may_change_data
 from fastiter.torch._statistics import Adjustment, ahead
 from fastiter.torch._worker import LoaderJob, Reply, plain_attributes
 
@@ -209,7 +209,8 @@ class WorkersIterator(LoaderIterator):
         progress = Delivered(n_yielded, states, (True,) * n_workers, {}, self._skips)
         plans.begin(self._sampler_iter, self._planned(resume), progress, self._asks_first)
         self._every = 1  # the sampler's state is known for each batch
-        self._executor.start(plans)
+        opens_first = self._owner is None and may_change_data(self._index_sampler, self._generators)
+        self._executor.start(plans, opens_first)
         self._takes_snapshots = self._sampler_iter.is_stateful  # or its iterator, made by now
         if self._asks_first:
             self._ask_first()

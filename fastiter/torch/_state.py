@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import BatchSampler, RandomSampler, _DatasetKind
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    _DatasetKind,
+)
 
 from fastiter._fetch.dataset_access import is_stateful, offered
 from fastiter._plan.state import SkipState
@@ -258,6 +266,14 @@ def is_own(sampler: Any, kind: type[Any]) -> bool:
 
 def is_torchs(sampler: Any) -> bool:
     return type(sampler).__module__.startswith("torch.utils.data")
+
+
+def may_change_data(sampler: Any, generators: list[torch.Generator]) -> bool:
+    """Whether drawing keys may change what workers have: a sampler of the program's may change the
+    dataset, which may also have one of the generators. Workers seed torch's global one anew."""
+    kinds = SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+    is_torchs_own = any(is_own(drawn_from(sampler), kind) for kind in (*kinds, DistributedSampler))
+    return not is_torchs_own or any(one is not torch.default_generator for one in generators)
 
 
 def is_permutation(sampler: Any) -> bool:

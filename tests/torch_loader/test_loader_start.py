@@ -100,6 +100,32 @@ def test_workers_have_what_there_is_before_the_first_key(kind, is_late, batch_si
     assert epochs == [[10 * n, 10 * n + 1] for n in (first, second)]
 
 
+class Drawing(torch.utils.data.Dataset):
+    """Draws from a generator of its own, which the loader may have, too."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return torch.rand(1, generator=self.generator)
+
+
+@pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_workers_have_the_generator_before_a_key_is_drawn_from_it(is_shared):
+    found = []
+    for kind in (torch.utils.data.DataLoader, DataLoader):
+        dataset = Drawing()
+        generator = dataset.generator if is_shared else torch.Generator().manual_seed(4)
+        start = {"num_workers": 2, "multiprocessing_context": "fork", "generator": generator}
+        loader = kind(dataset, 2, shuffle=True, **start)
+        found.append([batch.flatten().tolist() for _ in "12" for batch in loader])
+    assert found[0] == found[1]
+
+
 BLAS = """
 import numpy as np, torch
 from fastiter.torch import DataLoader
