@@ -101,7 +101,7 @@ def _array(row: dict[str, Any], name: str) -> Any:
     if name not in row:
         raise ValueError(f"a row lacks the field {name!r} of the first row: it has {list(row)}")
     value = np.asarray(row[name])
-    if value.dtype.kind in "iu":
+    if value.dtype.kind in "iu" or (value.dtype.kind == "b" and name == "label"):
         return value.astype(np.int64)
     keeps = isinstance(row[name], (np.ndarray, np.generic, torch.Tensor))
     if value.dtype.kind == "f" and not (keeps and (value.ndim or name not in _LABELS)):

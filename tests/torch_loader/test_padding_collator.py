@@ -88,6 +88,8 @@ def test_labels_of_one_number_are_float32_as_losses_want_them(name: str) -> None
     for one in (0.5, np.float64(0.5), torch.tensor(0.5, dtype=torch.float64)):
         assert PaddingCollator()([{name: one}, {name: one}])["labels"].dtype == torch.float32
     assert PaddingCollator()([{"score": np.float64(0.5)}])["score"].dtype == torch.float64
+    labels = PaddingCollator()([{"label": True}, {"label": False}])["labels"]
+    assert labels.dtype == torch.int64 and labels.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
