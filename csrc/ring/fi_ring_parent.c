@@ -193,12 +193,12 @@ static int put_batch(fi_parent *parent, uint32_t slot, const int64_t *indices, u
     return FI_OK;
 }
 
-#define HEDGES_JUDGED 4  /* at a time */
-#define ENOUGH_WINS 4    /* one win in so many hedges is worth them all */
-#define FEWEST_HEDGES 64 /* one in so many of those allowed stays, or it would never be known again */
+#define HEDGES_JUDGED 4  /* hedges that are judged together */
+#define ENOUGH_WINS 4    /* one win in this many hedges is worth them all */
+#define FEWEST_HEDGES 64 /* one hedge in this many stays allowed, to notice when hedges win again */
 
-/* Part of the hedges that were worth it lately, in FI_ONE_HEDGE. Where the first fetch always wins, rows
- * are slow wherever they are fetched, and a hedge costs a worker for nothing. */
+/* Part of the recent hedges that were worth it, in FI_ONE_HEDGE. Where the first fetch always wins, rows
+ * are slow wherever they are fetched, and a hedge keeps a worker busy for nothing. */
 static uint64_t useful_hedges(fi_parent *parent)
 {
     uint32_t won, hedged = fi_parent_hedged(parent, &won) - parent->judged;

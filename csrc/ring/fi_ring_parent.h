@@ -36,8 +36,8 @@ typedef struct fi_parent {
     uint32_t leased, draining, retired;
     uint32_t worker_count; /* right value of the board's word */
     uint32_t hedge;        /* share of the rows that may be hedged, in FI_ONE_HEDGE */
-    uint32_t useful;       /* part of the hedges that were worth it, likewise: */
-    uint32_t judged, judged_won; /* of so many, and so many of these */
+    uint32_t useful;       /* part of the recent hedges that were worth it, likewise */
+    uint32_t judged, judged_won; /* hedges that were looked at for that, and how many of them won */
     bool stopping;
 } fi_parent;
 

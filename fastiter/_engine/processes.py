@@ -115,8 +115,8 @@ class ProcessExecutor(Executor):
             )
 
     def start(self, plans: PlanQueue, opens_first: bool = False) -> None:
-        """As in `Executor`. The first worker begins while others are started, unless these start
-        before anything is planned."""
+        """As in `Executor`. Batches are planned before the workers start, so that the first worker
+        is busy while the others are forked; with ``opens_first`` after all have started."""
         pool = self.running(plans)
         if opens_first and not pool.is_open:
             pool.open(lifts=False)

@@ -98,7 +98,7 @@ def _ensure_running(variables: dict[str, str]) -> None:
     try:
         _server.ensure_running()
     except OSError as error:
-        if error.errno is None:  # its socket's name
+        if error.errno is None:  # the name of its socket is too long
             raise OSError(f"{error}, in {tempfile.gettempdir()}: set a shorter TMPDIR") from None
         raise
     finally:

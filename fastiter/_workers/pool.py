@@ -215,8 +215,8 @@ class Pool:
             self.use_schema(Schema(plain.container, plain.keys, specs, rows))
 
     def use_schema(self, schema: Schema) -> None:
-        """Let batches have these columns from the first one on, unless these have room for larger
-        ones than the pool has."""
+        """Let batches have these columns from the first one on, if the pool has room for as many
+        rows."""
         if schema.rows <= self.rows:
             self.ring.use_schema(schema)
             self._learner.use(self.ring.schema)

@@ -105,7 +105,7 @@ def _array(row: dict[str, Any], name: str) -> Any:
         return value.astype(np.int64)
     keeps = isinstance(row[name], (np.ndarray, np.generic, torch.Tensor))
     if value.dtype.kind == "f" and not (keeps and (value.ndim or name not in _LABELS)):
-        return value.astype(np.float32)  # torch's default for Python's floats; of losses
+        return value.astype(np.float32)  # torch's default, which losses take, too
     if value.dtype.kind not in "bf":
         raise ValueError(
             f"field {name!r} holds {row[name]!r:.60}, no numbers: leave it out of the rows"

@@ -103,7 +103,7 @@ class Iterations:
             IteratorStats.of(Timer(), lambda _: none, **self._summands),
             (),
         )
-        #: of the columns of rows that workers share, as the iteration that ended last has learnt it
+        #: columns that the last iteration has learnt, where workers share the rows of a batch
         self.schema: Schema | None = None
         self._first: Timer | None = None
         self._n_counted = 0
