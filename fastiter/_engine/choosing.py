@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -52,7 +51,7 @@ class GatherTrial:
         self.n_left = _LEAST_BATCHES + 4 * n_ahead
         if len(self._rounds) <= _ROUNDS:  # batches of the way before fall into the first one
             return
-        took, other = statistics.median(self._rounds[-_ROUNDS:]), self._other
+        took, other = sorted(self._rounds[-_ROUNDS:])[_ROUNDS // 2], self._other
         if other is None:
             self._n_to_come -= 1
             if self._n_to_come > 0 and took <= _TOO_SLOW * self._slower:

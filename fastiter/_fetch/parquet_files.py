@@ -8,7 +8,6 @@ https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.m
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -67,6 +66,8 @@ def checked_facts(path: str, file: BinaryIO, before: FileFacts | None) -> FileFa
         footer = _footer(file, sign.size)
     except ValueError as error:
         raise ValueError(f"{path} is no complete Parquet file: {error}") from error
+    import hashlib  # with the first file: it loads OpenSSL
+
     facts = FileFacts(sign, hashlib.blake2b(footer, digest_size=16).digest())
     if before is not None and (facts.sign.size, facts.footer) != (before.sign.size, before.footer):
         raise another_file(path, "its size or its metadata differ")

@@ -14,8 +14,7 @@ from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport data_of, int64_items, new_indices
 from fastiter._clib.status cimport check
 
-import numpy as np
-from numpy.random import RandomState, SeedSequence
+import numpy as np  # numpy.random, which NumPy imports on first use, takes long
 
 from fastiter._util.arguments import checked_int
 from fastiter._util.cpus import whole_cpus
@@ -55,7 +54,7 @@ def permutation(random_state, n):
     held and the GIL released.
     """
     # A subclass may draw differently, and NumPy rejects a negative n.
-    if type(random_state) is not RandomState or n < 0:
+    if type(random_state) is not np.random.RandomState or n < 0:
         return random_state.permutation(n)
 
     cdef Py_ssize_t length = n
@@ -118,7 +117,7 @@ def seed_words(seed):
         low[0], low[1] = <uint32_t>value, <uint32_t>(value >> 32)
         fi_seed_from_entropy(&made, low, 2)  # a missing word counts as 0
         return made.words[0], made.words[1]
-    if isinstance(seed, SeedSequence):
+    if isinstance(seed, np.random.SeedSequence):
         first, second = seed.generate_state(2, np.uint64)
         return int(first), int(second)
     entropy = np.ascontiguousarray(entropy_of(seed), dtype=np.uint32)

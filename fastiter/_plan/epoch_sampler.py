@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, ForwardRef, NamedTuple, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-Seed: TypeAlias = int | Sequence[int] | np.random.SeedSequence
+    Seed: TypeAlias = int | Sequence[int] | np.random.SeedSequence
+else:  # numpy.random, which NumPy imports on first use, takes long
+    Seed = ForwardRef("int | Sequence[int] | np.random.SeedSequence", module=__name__)
+
+
 #: A scalar argument of a batch sampler that decides about cuts.
 Limit = int | float | None
 Key: TypeAlias = tuple[int, int]

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fastiter._clib import status
@@ -113,7 +111,7 @@ class Tuner:
         if len(self._marks) <= _WINDOWS:
             return {}, ""
         windows = [after - before for before, after in itertools.pairwise(self._marks)]
-        rate = statistics.median(window.batches_per_second for window in windows)
+        rate = sorted(window.batches_per_second for window in windows)[_WINDOWS // 2]
         trial, self._trial = self._trial or _Trial({}, 0.0), None
         if rate >= trial.rate * (1 + _LEAST_GAIN):
             for name in trial.before:
@@ -157,8 +155,8 @@ def _current(stats: IteratorStats, name: str) -> int:
 
 def private_bytes(pid: int) -> int:
     """Memory that a process shares with no other; 0 if the system does not report it."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/smaps_rollup") as lines:
+        for line in lines:
             if line.startswith("Private_Dirty:"):
                 return int(line.split()[1]) << 10
     return 0

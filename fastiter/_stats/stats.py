@@ -134,7 +134,8 @@ class LoaderStats:
     nodes: tuple[NodeStats, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+# Its methods would only cost time: `IteratorStats` has some of its own.
+@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class IteratorCounts(LoaderStats):
     """Counters of an iterator, and shares that follow from them; `IteratorStats` explains them."""
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastiter._stats import timer
@@ -45,7 +43,7 @@ class Trace:
 
     def __init__(self, iterator: Traced, path: str | os.PathLike[str] | None) -> None:
         self._iterator = iterator
-        self._path = None if path is None else Path(checked_path("path", path))
+        self._path = None if path is None else checked_path("path", path)
         self._calls: deque[Call] = deque(maxlen=_MOST_CALLS)
         self._workers: WorkerTraces = {}
         self._began = 0
@@ -116,4 +114,7 @@ class Trace:
             If the file cannot be written.
         """
         content = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
-        Path(path).write_text(json.dumps(content), encoding="utf-8")
+        import json
+
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(json.dumps(content))

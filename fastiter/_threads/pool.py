@@ -18,7 +18,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastiter._stats.stats import WorkerStats
@@ -112,8 +111,8 @@ def thread_times(native_id: int) -> tuple[float, float]:
     """Seconds that a thread of this process was on a CPU, and that it waited for one; 0 if
     unknown."""
     with contextlib.suppress(OSError, ValueError):
-        text = Path(f"/proc/self/task/{native_id}/schedstat").read_text()
-        cpu, delay, _ = map(int, text.split())
+        with open(f"/proc/self/task/{native_id}/schedstat") as file:
+            cpu, delay, _ = map(int, file.read().split())
         return cpu / 1e9, delay / 1e9
     return 0.0, 0.0
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import threading
 import weakref
-from multiprocessing import util
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from multiprocessing import util
 
 _PATIENCE = 5.0  # seconds; how long the exit waits for a thread that holds a lock
 
@@ -23,9 +26,19 @@ def has_begun() -> bool:
     return _begun
 
 
-# Runs before multiprocessing's exit handler, which was registered first and which ends processes
-# that a daemon thread starts meanwhile.
+# Runs after the exit handlers of the program that are registered from now on.
 atexit.register(begin)
+
+
+@functools.cache
+def _import_util() -> Any:
+    """multiprocessing.util, with the first workers: its import takes long."""
+    from multiprocessing import util
+
+    # Runs before multiprocessing's exit handler, which is registered by now and which ends
+    # processes that a daemon thread starts meanwhile.
+    atexit.register(begin)
+    return util
 
 
 def block_if_exiting(lock: Any = None) -> None:
@@ -61,7 +74,9 @@ def end_at_exit(owner: HasWorkers, lock: Any) -> util.Finalize:
     it, unless the thread does not release it in time. Called under the lock, before they start.
     """
     # Runs before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
-    at_exit = util.Finalize(None, _end, (weakref.ref(owner), lock), exitpriority=10)
+    at_exit: util.Finalize = _import_util().Finalize(
+        None, _end, (weakref.ref(owner), lock), exitpriority=10
+    )
     block_if_exiting(lock)  # nothing would end workers that start later
     return at_exit
 

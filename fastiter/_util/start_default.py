@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 from collections.abc import Iterator
 
 
@@ -11,6 +10,8 @@ from collections.abc import Iterator
 def default_method_kept() -> Iterator[None]:
     """Keep the default start method unset within the block, where multiprocessing would set it by
     reading it."""
+    import multiprocessing  # which few users of progress bars have imported
+
     before = multiprocessing.get_start_method(allow_none=True)
     try:
         yield

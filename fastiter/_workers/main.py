@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.random import MT19937, mtrand  # by now, so that a fork server has them for its workers
 
 from fastiter._clib.status import die_with_parent, exit_within, keep_freed_memory, watch_parent
 from fastiter._fetch import row_groups
@@ -268,10 +269,10 @@ def seed_by(digest: bytes) -> None:
     random.seed(digest)
     # As `np.random.seed`, by a new bit generator: the old one's lock may be held for ever, by a
     # thread of the program that drew numbers at the moment of the fork.
-    generator = np.random.mtrand._rand
+    generator = mtrand._rand
     kind = type(generator._bit_generator)
     seed = np.frombuffer(digest, dtype=np.uint32)
-    generator.__init__(seed if kind is np.random.MT19937 else kind(seed))  # type: ignore[misc]
+    generator.__init__(seed if kind is MT19937 else kind(seed))  # type: ignore[misc]
     _seed_torch(digest)
 
 

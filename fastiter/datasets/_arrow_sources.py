@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,7 +128,7 @@ def _of_hugging_face(dataset: Any) -> tuple[Any, Any, list[str]]:
 
 
 def _magic(path: str) -> bytes:
-    with Path(path).open("rb") as file:
+    with open(path, "rb") as file:
         return file.read(6)
 
 

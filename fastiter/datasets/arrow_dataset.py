@@ -18,16 +18,12 @@ from fastiter._fetch.file_signs import another_file
 from fastiter._fetch.row_groups import RowGroups
 from fastiter._order import example_context
 from fastiter._util.arguments import checked_choice
-from fastiter._util.loaded import loaded
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import row_at
 from fastiter.datasets._arrow_paths import Paths, checked_paths
 from fastiter.datasets._arrow_sources import (
     ParquetFiles,
-    decodes,
     held,
-    is_changed,
-    is_of_pandas,
     names_of,
     open_table,
     parquet_files_of,
@@ -493,29 +489,3 @@ class _Nulls(NamedTuple):
 
     rows: bool
     elements: bool  #: in lists
-
-
-def arrow_source(dataset: Any, sees_examples: bool, *, frames: bool = False) -> Any:
-    """The `ArrowDataset` of an iterator's argument that is a table, a path to one, or a plain
-    `datasets.Dataset`; any other one as it is. ``sees_examples``: whether a function of the user's
-    is called with the examples, which a `datasets.Dataset` then makes itself. ``frames``: whether
-    frames (of pandas, Polars) are tables, too."""
-    if isinstance(dataset, loaded("datasets", "Dataset")):
-        is_plain = dataset.format["type"] is None and not sees_examples and not is_changed(dataset)
-        return ArrowDataset(dataset) if is_plain and not decodes(dataset) else dataset
-    if isinstance(dataset, loaded("datasets", "IterableDataset")):
-        return ArrowDataset(dataset)  # which raises
-    kind = type(dataset)
-    is_other = hasattr(kind, "__arrow_c_stream__") and hasattr(kind, "columns")
-    is_frame = frames and (is_other or is_of_pandas(dataset))
-    return ArrowDataset(dataset) if is_frame else table_source(dataset)
-
-
-def table_source(dataset: Any) -> Any:
-    """The `ArrowDataset` of a table or of a path to one; any other dataset as it is."""
-    names = ("Table", "RecordBatch", "ChunkedArray", "Array")
-    tables = tuple(loaded("pyarrow", name) for name in names)
-    # A str is a path: no dataset consists of the letters of a text. A PathLike with examples, such
-    # as a MagicMock, is a dataset.
-    is_path = isinstance(dataset, os.PathLike) and not hasattr(type(dataset), "__getitem__")
-    return ArrowDataset(dataset) if is_path or isinstance(dataset, (str, *tables)) else dataset

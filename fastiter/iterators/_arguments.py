@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import multiprocessing
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypeAlias, TypeVar
 
@@ -307,5 +306,7 @@ def checked_context(context: Any) -> str | None:
         raise TypeError(
             f"context must be a start method's name, 'safe' or a context, not {context!r}"
         )
+    import multiprocessing  # with the first iterator of processes, which has use for it
+
     checked_choice("context", context, [*multiprocessing.get_all_start_methods(), "safe"])
     return context

@@ -38,8 +38,6 @@ from fastiter._util.concurrency import renew_in_child
 from fastiter._util.context import Self
 from fastiter._util.failures import AllSkipped, Failure
 from fastiter._util.ranks import iterator_ranks
-from fastiter.datasets.arrow_dataset import arrow_source
-from fastiter.datasets.stream_dataset import StreamDataset
 from fastiter.iterators import _arguments, _skips
 from fastiter.iterators._addresses import Preview, SkippingPlanner, checked_ranges
 from fastiter.iterators._arguments import Rank, SeedExamples, Tail
@@ -47,6 +45,7 @@ from fastiter.iterators._batch_maker import BatchMaker, concat_of
 from fastiter.iterators._properties import IteratorProperties
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError, SkipPolicy
 from fastiter.iterators._stream import StreamPlanner
+from fastiter.iterators._tables import arrow_source, is_stream
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.epochs import sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
@@ -90,8 +89,8 @@ class PlannedIterator(Loop, IteratorProperties):
         seed_examples: SeedExamples = False,
         in_order: bool = True,
     ) -> None:
-        is_stream = isinstance(dataset, StreamDataset)
-        if is_stream:
+        has_shards = is_stream(dataset)
+        if has_shards:
             _arguments.check_of_stream(shuffle, order_sampler, batch_sampler, skip_steps)
             shuffle = False
         else:
@@ -132,7 +131,7 @@ class PlannedIterator(Loop, IteratorProperties):
             "seeds_examples": seed_examples is not False,
             "progress": None if self._policy is None else SkipState(),
         }
-        if is_stream:
+        if has_shards:
             seed = _arguments.seed_of_stream(dataset, seed_examples)
             self._planner: Planner = StreamPlanner(dataset, seed=seed, **cutting)
             if self._policy is not None:

@@ -21,7 +21,6 @@ from fastiter._stats.timer import Timer
 from fastiter._stats.trace import Call, Trace, WorkerTraces
 from fastiter._util.arguments import checked_int
 from fastiter.dataset.iterator import Iterator
-from fastiter.datasets.stream_dataset import shard_counts
 from fastiter.iterators._addresses import Address, Preview, address_of
 from fastiter.iterators._arguments import SeedExamples
 
@@ -196,6 +195,8 @@ class IteratorProperties(Iterator):
         IteratorStats
             ``print()`` shows its `~IteratorStats.summary`.
         """
+        from fastiter.datasets.stream_dataset import shard_counts
+
         return IteratorStats.of(
             self._timer,
             self._executor.stats,

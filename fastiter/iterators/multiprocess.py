@@ -22,7 +22,6 @@ from fastiter._workers.batch_converter import BatchConverter, CallableConverter,
 from fastiter._workers.main import BatchJob, WorkerArguments, introduce
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
-from fastiter.datasets.stream_dataset import StreamDataset
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators import _arguments
 from fastiter.iterators._arguments import OnTimeout, Rank, SeedExamples, Tail
@@ -31,6 +30,7 @@ from fastiter.iterators._prefetching import PrefetchingIterator, shared
 from fastiter.iterators._properties import Given, given
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._stream_parts import PartStore
+from fastiter.iterators._tables import is_stream
 
 if TYPE_CHECKING:
     from fastiter._fetch.shard_reader import Examples, ShardPart
@@ -200,7 +200,7 @@ class MultiprocessIterator(PrefetchingIterator):
         self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)
         self._worker_init = checked_callable("worker_init", worker_init)
         self._context = _arguments.checked_context(context)
-        if self._hedge is not None and isinstance(dataset, StreamDataset):
+        if self._hedge is not None and is_stream(dataset):
             raise ValueError(
                 "hedge needs a dataset with indices: an example of a StreamDataset is not fetched "
                 "alone"

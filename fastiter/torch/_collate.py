@@ -37,8 +37,9 @@ from fastiter._util.loaded import loaded
 from fastiter._workers.batch_converter import BatchConverter, CallableConverter, ConcatConverter
 from fastiter._workers.row_writer import RowWriter
 from fastiter.datasets._arrow_sources import is_changed
-from fastiter.datasets.arrow_dataset import ArrowDataset, arrow_source
+from fastiter.datasets.arrow_dataset import ArrowDataset
 from fastiter.iterators._batch_maker import ConcatOptions, concat_of
+from fastiter.iterators._tables import arrow_source
 
 _COLUMNS = {ARRAY, INT, FLOAT, BOOL, SCALAR}
 _TABLE = {**torch_collate.default_collate_fn_map}  #: as torch, or a program before, has made it

@@ -24,7 +24,6 @@ from fastiter._util.arguments import (
 )
 from fastiter._util.cpus import usable_cpus
 from fastiter._workers.start_method import SAFE
-from fastiter.datasets.arrow_dataset import table_source
 from fastiter.datasets.stream_dataset import StreamDataset
 from fastiter.iterators._arguments import (
     DEFAULT_RETRIES,
@@ -35,6 +34,7 @@ from fastiter.iterators._arguments import (
     checked_share,
 )
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError, checked
+from fastiter.iterators._tables import table_source
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.shuffle import OrderSampler
 from fastiter.torch import _streams

@@ -112,6 +112,13 @@ def test_import_needs_no_other_package_than_numpy():
     assert loaded - set(sys.stdlib_module_names) - {"numpy"} == {"fastiter", "cython_runtime"}
 
 
+def test_import_leaves_out_what_takes_long_and_few_need():
+    slow = "numpy.random fastiter.datasets multiprocessing pathlib json tempfile hashlib statistics"
+    code = "import numpy, sys; had = {*sys.modules}; import fastiter; print(*{*sys.modules} - had)"
+    loaded = {*run("-c", code).stdout.split()}
+    assert "fastiter.iterators.serial" in loaded and not loaded & {*slow.split()}
+
+
 def test_a_program_under_run_imports_numpy_itself(tmp_path):
     """Variables that NumPy reads then may be set before."""
     (tmp_path / "program.py").write_text(

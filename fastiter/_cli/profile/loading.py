@@ -14,7 +14,7 @@ from typing import Any
 
 import fastiter
 from fastiter._util.failures import summary_of
-from fastiter.datasets.arrow_dataset import arrow_source
+from fastiter.iterators._tables import arrow_source
 
 #: Exceptions of the user's code; a sys.exit() in it must not end the tool without a message.
 RAISED = (Exception, SystemExit)

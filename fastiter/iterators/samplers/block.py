@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -64,6 +63,8 @@ class BlockShuffleOrderSampler(EpochSampler, OrderSampler):
     def arguments(self) -> tuple[Any, ...]:
         if self._ends is None:
             return self._block_size, self._window
+        import hashlib  # loads OpenSSL
+
         return hashlib.blake2b(self._ends.tobytes(), digest_size=16).hexdigest(), self._window
 
     def epoch(self, number: int, n_examples: int, cuttings: Sequence[Any] = ()) -> Epoch:
