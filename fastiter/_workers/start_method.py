@@ -98,6 +98,11 @@ def choose(context: str | None, caller: Caller) -> Start:
     """The start method for `context`, the argument of an iterator, reader or loader: a method's
     name, "safe", or None for the default of multiprocessing."""
     method = default_method() if context in (None, SAFE) else context
+    if method not in ("fork", "spawn", "forkserver"):
+        raise ValueError(
+            f"workers cannot start by {method!r}, the start method that a library has set in this "
+            f"process, as joblib does in its own workers: {caller.to_fork}, or 'spawn'"
+        )
     return Start(multiprocessing.get_context(method), caller, context == SAFE).now()
 
 

@@ -374,6 +374,28 @@ if __name__ == "__main__":
 """
 
 
+OTHER_METHOD = """
+import multiprocessing.context as contexts
+import fastiter
+class Loky(contexts.SpawnContext):
+    _name = "loky"
+contexts._concrete_contexts["loky"] = Loky()  # as joblib's workers have it
+contexts._default_context.set_start_method("loky")
+for context in (None, "safe", "fork"):
+    with fastiter.MultiprocessIterator(range(4), 2, n_processes=1, context=context) as iterator:
+        try:
+            print(len(next(iterator)))
+        except ValueError as error:
+            print(error)
+"""
+
+
+def test_a_start_method_that_a_library_has_set_is_named(tmp_path):
+    lines = run_script(tmp_path, OTHER_METHOD)[1].splitlines()
+    told = ["workers cannot start by 'loky'" in line and "context='fork'" in line for line in lines]
+    assert (told[:2], lines[2:]) == ([True, True], ["2"])
+
+
 @pytest.mark.parametrize(
     ("more", "is_once"),
     [
