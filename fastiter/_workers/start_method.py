@@ -256,7 +256,10 @@ def require_guard(start: Start) -> None:
 
 
 def _is_imported_by_workers() -> bool:
-    """Whether multiprocessing imports the main module at all: not for `python -m package`."""
+    """Whether multiprocessing imports the main module at all: not for `python -m package`, nor for
+    a frozen program, whose workers run its executable again, up to ``freeze_support()``."""
+    if getattr(sys, "frozen", False):
+        return False
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     name: str = getattr(spec, "name", None) or ""
     return not (name == "__main__" or name.endswith(".__main__"))

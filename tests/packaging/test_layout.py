@@ -49,7 +49,7 @@ CEILINGS = {
     "_stats": 1_420,
     "_threads": 1_421,
     "_util": 1_202,
-    "_workers": 4_692,
+    "_workers": 4_700,
     "csrc": 10_039,
     "dataset": 1_542,
     "datasets": 4_037,

@@ -334,6 +334,33 @@ def test_the_default_start_method_stays_as_it_was(tmp_path):
     assert (status, out) == (0, f"{default} None\nforkserver None\nspawn None\n"), err
 
 
+FROZEN = """#!{python}
+import os, sys
+if "-c" in sys.argv:  # multiprocessing's own processes
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+sys.frozen, sys.executable, __file__ = True, __file__, "/nowhere/frozen.py"
+from multiprocessing import spawn
+import fastiter
+if __name__ == "__main__":
+    spawn.freeze_support()
+    spawn.set_executable(sys.executable)
+    for context in ("fork", "spawn"):
+        with fastiter.MultiprocessIterator(range(4), 2, n_processes=1, context=context) as iterator:
+            print(context, len(next(iterator)))
+"""
+
+
+def test_frozen_programs_have_no_file_of_their_main_module(tmp_path):
+    """As PyInstaller makes them."""
+    program = tmp_path / "frozen"
+    program.write_text(FROZEN.format(python=sys.executable))
+    program.chmod(0o755)
+    done = subprocess.run(
+        [program], capture_output=True, text=True, env=environment(), timeout=HANG
+    )
+    assert (done.stdout, done.stderr) == ("fork 2\nspawn 2\n", "")
+
+
 # ---- the fork server -----------------------------------------------------------------------------
 
 NOTED = """
