@@ -64,13 +64,15 @@ def facts_of(
     source = given.get("data_source", given.get("dataset"))
     if loader._owner is not None:  # the record of its place tells the rest
         return _facts_of_orders(loader)
+    n = None if is_iterable else length_of(loader.dataset)
+    n_drawn = n if source is loader.dataset else length_of(source)
     found = {
         "version": _VERSION,
         "sampler": f"{module}.{type(sampler).__qualname__}",
-        "len(dataset)": None if is_iterable else length_of(loader.dataset),
+        "len(dataset)": n,
         **{f"sampler.{name}": value for name, value in named.items()},
         "len(sampler)": length_of(sampler) if counts else None,
-        **({"sampler.n": length_of(source)} if is_known and source is not None else {}),
+        **({"sampler.n": n_drawn} if is_known and source is not None else {}),
         **_facts_of_arguments(loader, loader._index_sampler),
         **({"generators": _kinds_of_generators(generators, loader)} if is_torchs(sampler) else {}),
         **loader._digest_of_values(),

@@ -236,9 +236,10 @@ def _changed(
 
 
 def _has_order(sampler: Any) -> bool:
-    return is_own(sampler, SequentialSampler) or (
-        is_permutation(sampler) and sampler.num_samples == len(sampler.data_source)
-    )
+    if not is_permutation(sampler):
+        return is_own(sampler, SequentialSampler)
+    n: int | None = sampler._num_samples  # None: all; counting them may take long
+    return n is None or n == len(sampler.data_source)
 
 
 def _named(keys: Any, rows: EpochRows) -> Any:

@@ -151,6 +151,29 @@ check()
 """
 
 
+class Counted(torch.utils.data.Dataset):
+    """Counting its examples may take long, as a query does."""
+
+    n_counts = 0
+
+    def __len__(self):
+        self.n_counts += 1
+        return 8
+
+    def __getitem__(self, i):
+        return i
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_shuffled_dataset_is_counted_as_often_as_by_torch(num_workers):
+    counts = []
+    for kind in (torch.utils.data.DataLoader, DataLoader):
+        loader = kind(Counted(), 4, shuffle=True, num_workers=num_workers)
+        assert [len(list(loader)) for _ in range(3)] == [2, 2, 2]
+        counts.append(loader.dataset.n_counts)
+    assert counts[1] <= counts[0]
+
+
 @pytest.mark.blas
 def test_openblas_computes_in_all_threads_again_with_the_first_batch():
     """Its threads start after the forks, and not beside workers that make the first batch."""
