@@ -181,5 +181,5 @@ def __dir__() -> list[str]:
 # Not under `python -m fastiter run`: NumPy reads variables when it is imported, which the program
 # may set first. What these names need takes long to import, and not every program uses it.
 if not TYPE_CHECKING and getattr(sys, "argv", [])[:2] != ["-m", "run"]:
-    for _name in {*__all__} - {"MultiprocessIterator", "cache"}:
+    for _name in {*__all__} - {"MultiprocessIterator", "MultithreadIterator", "cache"}:
         __getattr__(_name)

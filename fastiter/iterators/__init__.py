@@ -6,13 +6,13 @@ given, and what is expected.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from fastiter._plan.epoch_sampler import Epoch, EpochSampler
 from fastiter._plan.state import Skipped
 from fastiter.iterators._addresses import Address
 from fastiter.iterators._skips import Replacement
-from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.buckets import LengthBucketBatchSampler
 from fastiter.iterators.samplers.mixture import MixtureOrderSampler
@@ -23,16 +23,16 @@ from fastiter.iterators.serial import SerialIterator
 
 if TYPE_CHECKING:
     from fastiter.iterators.multiprocess import MultiprocessIterator
+    from fastiter.iterators.multithread import MultithreadIterator
 else:
+    # On first use: multiprocessing takes longer than all the rest, threads need logging.
+    _LATE = {"MultiprocessIterator": "multiprocess", "MultithreadIterator": "multithread"}
 
     def __getattr__(name):
-        # On first use: it brings multiprocessing along, which takes longer than all the rest.
-        if name != "MultiprocessIterator":
+        if name not in _LATE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from fastiter.iterators.multiprocess import MultiprocessIterator
-
-        globals()[name] = MultiprocessIterator
-        return MultiprocessIterator
+        found = getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
+        return globals().setdefault(name, found)
 
 
 __all__ = [

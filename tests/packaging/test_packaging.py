@@ -113,7 +113,7 @@ def test_import_needs_no_other_package_than_numpy():
 
 
 def test_import_leaves_out_what_takes_long_and_few_need():
-    slow = "numpy.random fastiter.datasets multiprocessing pathlib json tempfile hashlib statistics"
+    slow = "numpy.random fastiter.datasets multiprocessing pathlib json tempfile hashlib logging"
     code = "import numpy, sys; had = {*sys.modules}; import fastiter; print(*{*sys.modules} - had)"
     loaded = {*run("-c", code).stdout.split()}
     assert "fastiter.iterators.serial" in loaded and not loaded & {*slow.split()}
@@ -150,7 +150,10 @@ for name in names:
 @pytest.mark.parametrize(
     ("library", "names"),
     [
-        ("numpy", "Iterator interop MultiprocessIterator OverwrittenError cache iterators"),
+        (
+            "numpy",
+            "Iterator MultithreadIterator MultiprocessIterator OverwrittenError cache iterators",
+        ),
         ("torch", "torch. interop. datasets. MultiprocessIterator iterators.multiprocess"),
     ],
     ids=["names", "packages"],
