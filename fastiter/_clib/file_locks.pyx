@@ -19,6 +19,7 @@ from fastiter._clib.csrc cimport (
 from fastiter._clib.memory cimport zeroed
 
 import os
+import warnings
 
 cdef enum:
     POLL_US = 200
@@ -97,9 +98,9 @@ cdef class FileLocks:
         """A new `Hold`, which has no lock yet."""
         return Hold(self)
 
-    def alone(self, uint64_t number, report=None, double seconds=10.0):
-        """Waits for one lock, alone, and returns the `Hold` that has it. `report` is called with the
-        number, and the seconds waited, every `seconds`; it may raise."""
+    def alone(self, uint64_t number, str what, double seconds=10.0):
+        """Waits for one lock, that of `what`, alone, and returns the `Hold` that has it. Warns of a
+        long wait every `seconds`."""
         cdef int64_t began = fi_now_ns(), said = began, now
         hold = Hold(self)
         while not hold.take(number, True):
@@ -107,10 +108,21 @@ cdef class FileLocks:
                 usleep(POLL_US)
             PyErr_CheckSignals()
             now = fi_now_ns()
-            if report is not None and now - said >= seconds * 1e9:
+            if now - said >= seconds * 1e9:
                 said = now
-                report(number, (now - began) / 1e9)
+                self.warn_of_wait(number, what, (now - began) / 1e9)
         return hold
+
+    def warn_of_wait(self, uint64_t number, str what, double seconds):
+        """Warns that a lock has not been released for long."""
+        holders = [str(pid) for pid in self.holders(number) if pid != self.pid]
+        by = f"process {', '.join(holders)} holds" if holders else "others hold"
+        warnings.warn(
+            f"process {self.pid} has waited {seconds:.0f} s for {what}, which {by}, and nothing has "
+            "happened meanwhile: is that process stopped?",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def holders(self, uint64_t number):
         """Process ids of those that have a lock, by what the kernel shows of them; empty where it

@@ -253,7 +253,7 @@ cdef class CacheTable:
     def clear(self):
         """Empties all rows and gives their space back, one process at a time: each counts out what
         all have stored."""
-        with self.locks.alone(ALL_ROWS), nogil:
+        with self.locks.alone(ALL_ROWS, "its turn to clear a cache"), nogil:
             fi_cache_clear(&self.cache)
 
     def is_first_to_tell(self, uint64_t bit):

@@ -23,7 +23,6 @@ import mmap
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -360,7 +359,7 @@ class RowGroups:
             return False
         # If decoding fails, the cell stays this group's, without being there.
         self._write(group, cell)
-        with self._locks.alone(_TABLE, self._report):
+        with self._locks.alone(_TABLE, "the table of row groups"):
             self._header[_N_DECODED] += 1
             self._groups[group, _LOAD] = self._header[_N_DECODED]
             self._groups[group, _CELL] = cell + 1
@@ -369,7 +368,7 @@ class RowGroups:
     def _cell_for(self, group: int, before: set[int], hold: Hold) -> int | None:
         """A cell for a group, which is then locked by `hold` alone; None if there is none
         yet. `before`: the groups of rows that come before, and are not fetched yet."""
-        with self._locks.alone(_TABLE, self._report):
+        with self._locks.alone(_TABLE, "the table of row groups"):
             owners = self._owners[: self.n_cells]
             have = set((self._owners[self._owners > 0] - 1).tolist())
             if self._groups[group, _CELL] or not hold.take(1 + group, True):
@@ -443,7 +442,7 @@ class RowGroups:
         start, room = map(int, self._places[cell])
         if nbytes <= room:
             return start
-        with self._locks.alone(_TABLE, self._report):
+        with self._locks.alone(_TABLE, "the table of row groups"):
             # Groups are alike: what held the others holds this one.
             most = max(nbytes, 2 * room, int(self._places[:, _ROOM].max()))
             new_room = -(-most // _ROOM_BYTES) * _ROOM_BYTES
@@ -509,26 +508,14 @@ class RowGroups:
             time.sleep(_POLL_SECONDS)
             yield
 
-    def _report(self, lock: int, seconds: float) -> None:
-        """Warn that a lock has not been released for long."""
-        what = "the table of row groups"
-        if lock != _TABLE:
-            source = self._sources[lock - 1]
-            what = f"row group {source.number} of {source.path}"
-        holders = [str(pid) for pid in self._locks.holders(lock) if pid != os.getpid()]
-        by = f"process {', '.join(holders)} holds" if holders else "others hold"
-        warnings.warn(
-            f"process {os.getpid()} has waited {seconds:.0f} s for {what}, which {by}, and nothing "
-            "has happened meanwhile: is that process stopped?",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
     def _report_wait(self, group: int, seconds: float) -> None:
         """Warn that a wait for a group, or for a cell, takes long."""
         numbers = {group, *(self._owners[self._owners > 0] - 1).tolist()}
         held = [number for number in sorted(numbers) if self._locks.holders(1 + number)]
-        self._report(1 + (group if group in held or not held else held[0]), seconds)
+        number = group if group in held or not held else held[0]
+        source = self._sources[number]
+        what = f"row group {source.number} of {source.path}"
+        self._locks.warn_of_wait(1 + number, what, seconds)
 
 
 class _Writer(io.RawIOBase):

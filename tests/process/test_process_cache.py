@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -630,6 +632,31 @@ def clear_at_once(cached, barrier, times):
         barrier.wait()
         cached.clear()
         barrier.wait()
+
+
+@pytest.mark.stress  # it waits for ten seconds
+def test_an_opening_that_is_stopped_is_told_of(tmp_path):
+    path = tmp_path / "file"
+    fastiter.cache(list(range(4)), path=path).close()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        fcntl.flock(os.open(path, os.O_RDWR), fcntl.LOCK_EX)  # as the first process that opens it
+        os.write(writer, b"x")
+        signal.pause()
+    assert os.read(reader, 1) == b"x"
+    os.kill(pid, signal.SIGSTOP)
+    told = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_: (
+            told.append(str(message)),
+            os.kill(pid, signal.SIGKILL),
+        )
+        with fastiter.cache(list(range(4)), path=path) as cached:
+            assert cached[2] == 2
+    os.waitpid(pid, 0)
+    assert len(told) == 1 and "is that process stopped?" in told[0]
 
 
 def test_processes_that_clear_at_once_leave_the_counts_right():

@@ -310,7 +310,7 @@ def test_a_childs_finalize_only_lets_go(path: Path) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with groups._lock, groups._locks.alone(0), iterator._lock:
+        with groups._lock, groups._locks.alone(0, "this test"), iterator._lock:
             inside.set()
             assert go_on.wait(HANG)
 

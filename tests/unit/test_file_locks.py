@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -113,35 +113,28 @@ def test_the_kernel_takes_back_what_a_killed_process_had(fd: int) -> None:
 
 
 def test_a_wait_for_a_lock_is_told_of_and_ends(fd: int) -> None:
-    locks, told = FileLocks(fd, 2, WHAT), threading.Event()
+    locks, told = FileLocks(fd, 2, WHAT), []
     hold = locks.hold()
     assert hold.take(1, True)
-    seen: list[tuple[int, float]] = []
 
-    def note(number: int, seconds: float) -> None:
-        seen.append((number, seconds))
-        told.set()
+    def note(message: Warning | str, *_: object) -> None:
+        told.append(str(message))
+        hold.close()
 
-    def wait() -> None:
-        with locks.alone(1, note, 0.01):
-            seen.append((-1, 0.0))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    assert told.wait(60)
-    hold.close()
-    thread.join()
-    assert seen[0][0] == 1 and seen[0][1] >= 0.01 and seen[-1][0] == -1
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note  # type: ignore[assignment]
+        with locks.alone(1, "its turn", 0.01):
+            assert locks.is_held(1)
+    assert len(told) == 1 and " has waited 0 s for its turn, which others hold, " in told[0]
     assert not locks.is_held(1)
 
-    def refuse(number: int, seconds: float) -> None:
-        raise TimeoutError(number)
-
-    with locks.hold() as other:
+    with locks.hold() as other, warnings.catch_warnings():
         assert other.take(0, True)
-        with pytest.raises(TimeoutError), locks.alone(0, refuse, 0.01):
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning), locks.alone(0, "its turn", 0.01):
             pass
-    with locks.alone(0):
+    with locks.alone(0, "its turn"):
         assert locks.is_held(0)
 
 
@@ -149,7 +142,7 @@ def test_an_interrupt_leaves_no_lock(fd: int) -> None:
     locks, others = FileLocks(fd, 4, WHAT), FileLocks(fd, 4, WHAT)
 
     def hold_some() -> None:
-        with locks.hold() as hold, locks.alone(0):
+        with locks.hold() as hold, locks.alone(0, "its turn"):
             hold.take(1)
             hold.take(2, True)
             hold.take(1, True)
