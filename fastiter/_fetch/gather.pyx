@@ -8,7 +8,6 @@ it returns None or False, and its caller fetches examples, which gives NumPy's r
 from cpython.list cimport PyList_GET_ITEM
 from cpython.mem cimport PyMem_Free
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
 from cpython.sequence cimport PySequence_GetItem
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -17,8 +16,8 @@ cimport numpy as cnp
 from fastiter._clib.csrc cimport *
 from fastiter._clib.memory cimport NOGIL_BYTES, zeroed
 from fastiter._clib.numpy_api cimport (
-    bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, new_empty,
-    strides_of)
+    bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, strides_of)
+from fastiter._collate.buffers cimport empty_array
 from fastiter._fetch.arrow_column cimport ArrowColumn, PaddedLists
 from fastiter._fetch.token_column cimport TokenColumn, TokenLists
 from fastiter._ring.schema cimport (
@@ -182,7 +181,7 @@ cdef class ColumnReader:
             return self.gather_whole(indices, rules)
 
     cdef object gather_whole(self, indices, list rules):
-        cdef Py_ssize_t n, number, row_bytes
+        cdef Py_ssize_t n, number, row_bytes, nbytes
         cdef const int64_t *rows = indices_of(indices, &n)
         cdef cnp.PyArrayObject *array
         cdef cnp.npy_intp shape[MOST_NDIM]
@@ -202,10 +201,12 @@ cdef class ColumnReader:
                 if lists is None:
                     return None
                 shape[0] = n
+                nbytes = n * <Py_ssize_t>lists.dtype.itemsize
                 for axis in range(lists.ndim):
                     shape[1 + axis] = lists.shape[axis]
-                Py_INCREF(lists.dtype)  # the constructor takes it over
-                found = new_empty(1 + lists.ndim, shape, <cnp.PyArray_Descr *>lists.dtype, 0)
+                    nbytes *= lists.shape[axis]
+                found = empty_array(
+                    1 + lists.ndim, shape, <cnp.PyArray_Descr *>lists.dtype, nbytes)
                 fill = rules[number][0]
                 lists.write(bytes_of(<cnp.PyArrayObject *>found),
                             bytes_of(<cnp.PyArrayObject *>(found if fill is None else fill)))
@@ -386,8 +387,7 @@ cdef class ColumnReader:
         shape[0] = n
         for axis in range(1, ndim):
             shape[axis] = dims_of(source.array)[axis]
-        Py_INCREF(<object>source.plain)  # the constructor takes it over
-        return new_empty(ndim, shape, source.plain, 0)
+        return empty_array(ndim, shape, source.plain, n * _row_bytes(source.array))
 
     cdef bint gather_column(self, Py_ssize_t number, char *target, Py_ssize_t row_bytes,
                             const int64_t *rows, Py_ssize_t n, bint uncached,

@@ -13,9 +13,11 @@ import threading
 import numpy as np
 import pytest
 
-from fastiter import concat_examples
+from fastiter import SerialIterator, concat_examples
 from fastiter._collate.buffers import Buffer, idle
+from fastiter.datasets import TupleDataset
 from fastiter.kernels import pad_stack, stack, trim_buffers
+from fastiter.tokens import TokenDataset
 
 MIB = 1 << 20
 LARGE = 4 * MIB
@@ -67,8 +69,19 @@ def test_padded_results_lie_there_too():
     assert isinstance(owner(tokens), Buffer)
 
 
+def test_gathered_columns_lie_there_too():
+    columns = TupleDataset(np.ones((40, 4096)), np.arange(40))
+    with SerialIterator(columns, 16, converter=concat_examples) as iterator:
+        rows, numbers = next(iterator)
+    assert isinstance(owner(rows), Buffer) and numbers.base is None
+    documents = [np.ones(n, np.int32) for n in (1024, 700, 900, 800) * 20]
+    tokens = TokenDataset(documents, 2048, packing="bfd", seed=0)
+    with SerialIterator(tokens, 16, converter=concat_examples) as iterator:
+        assert isinstance(owner(next(iterator)["input_ids"]), Buffer)
+
+
 def test_a_small_result_does_not():
-    assert stack([np.zeros(1000)] * 4).base is None
+    assert stack([np.zeros(8191)] * 4).base is None
 
 
 def test_the_buffer_is_used_again_when_the_last_view_dies():
