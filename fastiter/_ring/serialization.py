@@ -146,7 +146,7 @@ def _reduce_array(
     if mappings is not None and type(array) is np.memmap:
         return _as_memmap, (array.view(np.ndarray), array.filename, array.offset, array.mode)
     if type(array) is np.ndarray:
-        if flags.forc and dtype.kind in "mMV" and not _is_buffer(array):
+        if flags.forc and (dtype.kind in "mMV" or not dtype.isnative) and not _is_buffer(array):
             straight = np.ravel(array, "K").view(np.uint8)
             return _as_strided, (straight, array.shape, dtype, 0, array.strides)
         if flags.forc and (flags.writeable or not writable):
@@ -173,7 +173,8 @@ def _reduce_array(
 
 
 def _is_buffer(array: np.ndarray[Any, Any]) -> bool:
-    """Whether the dtype has a code in the buffer protocol; datetimes have none."""
+    """Whether the dtype has a code in the buffer protocol; datetimes have none, and long doubles of
+    the other byte order."""
     try:
         memoryview(array)  # type: ignore[arg-type]
     except ValueError:

@@ -72,6 +72,8 @@ ARRAYS = {
     "unaligned": lambda i: np.frombuffer(bytes(range(i % 200, i % 200 + 9)), "u1")[1:].view("<f8"),
     "big-endian": lambda i: (np.arange(3) + i).astype(">i4"),
     "big-endian complex": lambda i: np.array([i, 1j], ">c16"),
+    "big-endian longdouble": lambda i: (np.array([i], "g") / 3).astype(">g"),
+    "big-endian clongdouble": lambda i: np.array([[i, 1j], [2, i]], "G").astype(">G").T,
     "big-endian, not contiguous": lambda i: (np.arange(24).reshape(4, 6) + i).astype(">f4")[:, ::2],
     "big-endian, now and then reversed": lambda i: np.array([i, 1], ">u2")[:: -1 if i % 8 else 1],
     "big-endian subclass": lambda i: np.array([i, 2], ">i4").view(MyArray),
