@@ -495,12 +495,13 @@ cdef class SlotWriter(ColumnWriter):
 
 
 cdef bint has_keys(dict example, tuple keys) except -1:
-    """Whether a dict has these keys in this order, which a batch has of its first example."""
+    """Whether a dict has these keys, in type and order, too: a batch has its first example's."""
     cdef Py_ssize_t number = 0
     if PyDict_Size(example) != PyTuple_GET_SIZE(keys):
         return False
     for key in example:
-        if key is not keys[number] and key != keys[number]:
+        known = keys[number]
+        if key is not known and (type(key) is not type(known) or key != known):
             return False
         number += 1
     return True

@@ -809,3 +809,13 @@ def test_dicts_whose_keys_come_in_another_order(of_another):
     ):
         assert list(batch[0]) == list(batch[1]["inner"]) == list(plain[0])
         assert batch[0]["a"].tolist() == plain[0]["a"].tolist()
+
+
+@pytest.mark.parametrize("key", [True, 1.0, np.int64(1)], ids=repr)
+def test_keys_of_dicts_that_are_equal_and_of_another_type(key):
+    """A batch has those of its first example."""
+    dataset = Dataset(lambda i: {"inner": {1 if i < 20 else key: i}}, 40)
+    for batch, plain in zip(
+        DataLoader(dataset, 4, num_workers=1), torch_data.DataLoader(dataset, 4), strict=True
+    ):
+        assert repr(batch) == repr(plain)
