@@ -106,7 +106,7 @@ class Numbered:
         Returns the examples of the keys that have not failed, and place and exception of each
         other.
         """
-        is_of_many = callable(getattr(dataset, "__getitems__", None))
+        is_of_many = self._is_batch and callable(getattr(dataset, "__getitems__", None))
         if is_of_many and not is_fetched_one_by_one(dataset):
             keys = [*self.keys] if self._sole is None else self._sole[0]
             try:

@@ -394,6 +394,17 @@ def test_getitems_is_called_once_for_a_batch(workers):
     check(Many(None), workers=(workers,), batch_size=5, epochs=1)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"on_error": "skip"}, {"dataset_timeout": 60}, {"hedge": 0.1}]
+)
+def test_getitems_is_not_called_without_batches(workers, arguments):
+    if workers or not {"dataset_timeout", "hedge"} & {*arguments}:
+        dataset = Many(lambda key: ("one", key), 7)
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers, **arguments)
+        assert list(loader) == list(torch_data.DataLoader(dataset, batch_size=None))
+
+
 def test_the_datasets_of_torch():
     first, second = torch.arange(40).reshape(20, 2), torch.arange(20)
     tensors = torch_data.TensorDataset(first, second)
