@@ -97,7 +97,7 @@ def tensor_of(array: npt.NDArray[Any]) -> Any:
     exist: such an array is copied."""
     import torch
 
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return torch.from_numpy(array if array.flags.writeable else array.copy("K"))
 
 
 def _viewed(array: npt.NDArray[Any], dtype: Any) -> Any:
@@ -170,7 +170,11 @@ def reducers(mapped: Callable[[Any], Any] | None = None) -> dict[Any, Callable[[
     tensor, storage = loaded("torch", "Tensor"), loaded("torch", "UntypedStorage")
     if not tensor:
         return {}
-    return {tensor: functools.partial(_reduce, mapped=mapped), storage: _reduce_storage}
+    return {
+        tensor: functools.partial(_reduce, mapped=mapped),
+        storage: _reduce_storage,
+        loaded("torch", "TypedStorage"): _reduce_typed_storage,
+    }
 
 
 def _reduce_storage(storage: Any) -> Any:
@@ -180,6 +184,16 @@ def _reduce_storage(storage: Any) -> Any:
         return storage.__reduce_ex__(5)
     whole = torch.empty(0, dtype=torch.uint8).set_(storage)
     return operator.methodcaller("untyped_storage"), (whole,)
+
+
+def _reduce_typed_storage(storage: Any) -> Any:
+    """Pickle the storage in torch's own pickle of a tensor likewise: torch adds an address to it,
+    so that pickles of equal tensors differ."""
+    whole = storage._untyped_storage
+    if whole.device.type != "cpu":
+        return storage.__reduce_ex__(5)
+    kind: Any = type(storage)
+    return functools.partial(kind, wrap_storage=whole, dtype=storage.dtype, _internal=True), ()
 
 
 def shared_address(value: Any) -> int | None:

@@ -106,6 +106,7 @@ EXAMPLES = [
     np.float32(1.5),
     np.datetime64("2020-01-01"),
     np.arange(12, dtype=">i4").reshape(3, 4),
+    np.arange(3).astype(">g"),
     np.asfortranarray(np.arange(6.0).reshape(2, 3)),
     np.arange(20)[::-2],
     np.empty((0, 3), np.uint8),
@@ -692,6 +693,33 @@ def test_equal_objects_of_own_classes_are_no_reason_to_refuse_a_file(i, tmp_path
         assert (done.stdout, done.stderr) == (b"[1. 1.]\n", b"")
     with pytest.raises(ValueError, match="differs"):
         fastiter.cache([Attributes(words={"a"}, array=np.ones(2))], path=tmp_path / "file")[0]
+
+
+def tensors_of(torch, kind):
+    tensor = torch.arange(6.0).reshape(2, 3)
+    if kind == "axes in another order":
+        return tensor.T.bfloat16()
+    if kind == "with a gradient":
+        return tensor.requires_grad_()
+    if kind == "with an attribute":
+        tensor.tag = "a"
+    return torch.ones(1).expand(3) if kind == "expanded" else tensor
+
+
+KINDS = "axes in another order", "with a gradient", "with an attribute", "expanded"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("copies", [True, False])
+def test_equal_tensors_in_other_objects_are_no_reason_to_refuse_a_file(
+    kind, copies, tmp_path, torch
+):
+    for _ in range(3):
+        rows = [collections.deque([tensors_of(torch, kind), np.ones(2)])]
+        with fastiter.cache(rows, path=tmp_path / "file", copy=copies) as cached:
+            hit, tensor = cached[0][0], rows[0][0]
+            assert torch.equal(hit, tensor) and hit.stride() == tensor.stride()
+            assert hit.requires_grad == tensor.requires_grad and vars(hit) == vars(tensor)
 
 
 @contextlib.contextmanager
