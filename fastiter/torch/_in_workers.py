@@ -23,7 +23,7 @@ from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure, capture, load, reraise
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
-from fastiter.errors import DatasetTimeoutError, WorkerDiedError, WorkerTraceback
+from fastiter.errors import DatasetError, DatasetTimeoutError, WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
 from fastiter.torch._collate import collate_of, converter_for, shared_converter
 from fastiter.torch._device.copies import Pending
@@ -459,8 +459,10 @@ def _error_of(failure: Failure, plan: Plan) -> Any:
     error = failure.error
     if isinstance(error, WorkerDiedError):
         return _died(error, plan)
-    if isinstance(error, DatasetTimeoutError) and plan.request is not None:
-        error.args, error.index = (_named(str(error), plan),), None
+    if isinstance(error, (DatasetError, DatasetTimeoutError)) and plan.request is not None:
+        error.args = (_named(str(error), plan),)
+        if isinstance(error, DatasetTimeoutError):
+            error.index = None
     if not isinstance(error.__cause__, WorkerTraceback):
         return error
     where = f"in DataLoader worker process {plan.worker}".removesuffix(" -1")  # several share it

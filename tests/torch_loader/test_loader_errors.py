@@ -124,6 +124,20 @@ def test_misfits_are_named(place, workers):
         list(loader)
 
 
+class Unloadable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_an_example_that_does_not_load_is_named_by_its_batch():
+    dataset = Dataset(lambda i: Unloadable() if i == 9 else i, 12)
+    iterator = iter(DataLoader(dataset, 4, num_workers=1, collate_fn=list))
+    assert [next(iterator), next(iterator)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(RuntimeError, match=r"in the parent: .*no number.* \(the batch of \[8, 9, "):
+        next(iterator)
+    assert not [*iterator]
+
+
 def test_a_killed_worker_loses_nothing(tmp_path):
     """torch's loader raises RuntimeError."""
 
