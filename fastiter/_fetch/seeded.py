@@ -29,27 +29,19 @@ def seed_generators(seed: int, also: Callable[[int], Any] | None = None) -> None
         also(seed)
 
 
-class SeededExamples:
-    """A dataset whose examples are each fetched by itself, after ``seeding(next_seed())``.
+class SingleExamples:
+    """A dataset whose examples are each fetched by itself, also where it has ``__getitems__``.
 
-    A dataset that consists of columns, which draws no numbers, is read as columns.
+    One that consists of columns is read as columns.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        seeding: Seeding = seed_generators,
-        next_seed: Callable[[], int] = example_context.own_seed,
-    ) -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.next_seed = next_seed
-        self._seeding = seeding
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        self._seeding(self.next_seed())
         if hasattr(type(self.dataset), "__getitem__"):
             return self.dataset[index]
         return self.dataset.__getitems__([index])[0]
@@ -59,6 +51,24 @@ class SeededExamples:
 
     def __fastiter_view__(self) -> tuple[Any, None]:
         return self.dataset, None
+
+
+class SeededExamples(SingleExamples):
+    """The same after ``seeding(next_seed())``; columns draw no numbers."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        seeding: Seeding = seed_generators,
+        next_seed: Callable[[], int] = example_context.own_seed,
+    ) -> None:
+        super().__init__(dataset)
+        self.next_seed = next_seed
+        self._seeding = seeding
+
+    def __getitem__(self, index: Any) -> Any:
+        self._seeding(self.next_seed())
+        return super().__getitem__(index)
 
 
 class SeededCall:

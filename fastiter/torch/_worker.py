@@ -16,7 +16,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, _DatasetKind
 from torch.utils.data.graph_settings import apply_random_seed
 
-from fastiter._fetch.seeded import SeededExamples
+from fastiter._fetch.seeded import SingleExamples
 from fastiter._order import example_context
 from fastiter._order.example_context import ExampleContext, Seed
 from fastiter._ring.schema import Schema
@@ -97,8 +97,8 @@ class LoaderJob(BatchJob):
         dataset: Any = self.dataset if maker.error is None else _Broken(maker.error)
         if self.seed_examples:
             dataset = Seeded(dataset)
-        elif not self.auto_collation:  # as torch, which then asks for no example by `__getitems__`
-            dataset = SeededExamples(dataset, lambda seed: None, lambda: 0)
+        elif not self.auto_collation:
+            dataset = SingleExamples(dataset)  # as torch asks where there are no batches
         two_steps = self.retries or self.hedges
         rows = row_writer.RowWriter(end, dataset, maker.answer, two_steps, self.hedges)
         if self.seed_examples:
