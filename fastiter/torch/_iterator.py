@@ -414,8 +414,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     def close(self) -> None:
         """End what works for the iteration."""
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _exits():  # globals of this module may be None then
             with contextlib.suppress(Exception):  # not even begun
                 # The program's would wait for ever for the lock of torch's generator, if it is
                 # within a call of that one that a garbage collection has come to here.

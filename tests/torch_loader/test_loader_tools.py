@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -63,3 +65,19 @@ def test_next_of_torchs_iterators_that_a_program_replaces(
     assert [len(batch) for batch in loader_class(range(4), 2)] == [2, 2]
     assert [batch[1].tolist() for batch in loader] == [[0, 10], [20, 30]]
     loader._iterator = None
+
+
+KEPT = """
+import sys, torch
+from fastiter.torch import DataLoader
+
+torch.kept = [iter(DataLoader(range(8), 2, num_workers=n)) for n in (0, 1)], [*sys.modules.values()]
+for iterator in torch.kept[0]:
+    next(iterator)
+"""
+
+
+def test_iterators_that_a_library_keeps_until_the_interpreter_has_ended() -> None:
+    command = [sys.executable, "-c", KEPT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
