@@ -64,6 +64,16 @@ cdef object empty_array(int ndim, const cnp.npy_intp *shape, cnp.PyArray_Descr *
     return array
 
 
+def pooled_bytes(size_t nbytes):
+    """A new uint8 array of undefined content; None if the pool is not for results of this size."""
+    cdef cnp.npy_intp[1] shape
+    cdef object dtype = cnp.PyArray_DescrFromType(cnp.NPY_UINT8)
+    shape[0] = nbytes
+    if not enabled or nbytes < POOLED_BYTES:
+        return None
+    return empty_array(1, shape, <cnp.PyArray_Descr *>dtype, nbytes)
+
+
 def trim_buffers():
     """Give the memory of all idle buffers back to the system."""
     fi_buffers_trim(&pool)

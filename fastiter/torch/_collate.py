@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
+from fastiter._collate.buffers import pooled_bytes
 from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import Padding
 from fastiter._fetch.dataset_access import is_arrow, offered
@@ -41,6 +42,7 @@ from fastiter.datasets.arrow_dataset import ArrowDataset
 from fastiter.iterators._batch_maker import ConcatOptions, concat_of
 from fastiter.iterators._tables import arrow_source
 
+_LARGE_ROW = 16 << 10  # bytes from which looking at each row takes little beside its copy
 _COLUMNS = {ARRAY, INT, FLOAT, BOOL, SCALAR}
 _TABLE = {**torch_collate.default_collate_fn_map}  #: as torch, or a program before, has made it
 #: Types of examples that columns hold, their containers among them.
@@ -396,6 +398,40 @@ def stack(
         memory = torch.frombuffer(take_memory(size), dtype=first.dtype)
         out = memory.view(len(batch), *first.shape)
     return torch.stack(batch, 0, out=out)
+
+
+def _stack_again(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    """As torch's own function for tensors, without workers: it takes new memory for each batch,
+    which the system clears. Here large rows are joined in that of a batch that is gone."""
+    first = batch[0]
+    row_bytes = first.numel() * first.element_size()
+    if row_bytes >= _LARGE_ROW and _is_plain(first) and all(map(_is_like(first), batch)):
+        memory = pooled_bytes(len(batch) * row_bytes)
+        if memory is not None:
+            out = torch.from_numpy(memory).view(first.dtype).view(len(batch), *first.shape)
+            return torch.stack(batch, 0, out=out)
+    return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    is_odd = x.is_quantized or x.is_complex() or x.is_nested or x.layout is not torch.strided
+    return x.is_cpu and not is_odd
+
+
+def _is_like(first: torch.Tensor) -> Callable[[torch.Tensor], bool]:
+    dtype = first.dtype
+    return lambda x: (
+        type(x) is torch.Tensor and x.dtype is dtype and x.is_contiguous() and not x.requires_grad
+    )
+
+
+def collate_again(examples: list[Any]) -> Any:
+    """torch's `default_collate` without workers, with all that the program has registered; large
+    tensors lie in memory that is used again."""
+    table = torch_collate.default_collate_fn_map
+    if table.get(torch.Tensor) is torch_collate.collate_tensor_fn:
+        table = {**table, torch.Tensor: _stack_again}
+    return torch_collate.collate(examples, collate_fn_map=table)
 
 
 def use_own_stack() -> None:

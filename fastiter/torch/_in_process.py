@@ -16,7 +16,13 @@ from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan
 from fastiter._util.failures import AllSkipped, Failure
 from fastiter._workers.batch_converter import ConcatConverter
-from fastiter.torch._collate import ColumnsCollate, collate, converter_for, is_default
+from fastiter.torch._collate import (
+    ColumnsCollate,
+    collate,
+    collate_again,
+    converter_for,
+    is_default,
+)
 from fastiter.torch._examples import KeyPolicy, Numbered, Seeded, decided
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._keys import cut_off, is_cut_off
@@ -145,7 +151,7 @@ class WholeBatches:
         if self._auto_collation and isinstance(self._converter, ConcatConverter):
             return self._converter(examples)
         if self._auto_collation and is_default(self._collate_fn):
-            return collate(self._collate_fn, examples, self._keys)
+            return collate(collate_again, examples, self._keys)
         return self._collate_fn(examples)
 
 
