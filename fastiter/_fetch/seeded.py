@@ -30,10 +30,8 @@ def seed_generators(seed: int, also: Callable[[int], Any] | None = None) -> None
 
 
 class SingleExamples:
-    """A dataset whose examples are each fetched by itself, also where it has ``__getitems__``.
-
-    One that consists of columns is read as columns.
-    """
+    """A dataset whose examples are each fetched by itself, also where it has ``__getitems__``. One
+    that consists of columns is read as columns."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -42,6 +40,7 @@ class SingleExamples:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
+        self._prepare()
         if hasattr(type(self.dataset), "__getitem__"):
             return self.dataset[index]
         return self.dataset.__getitems__([index])[0]
@@ -51,6 +50,9 @@ class SingleExamples:
 
     def __fastiter_view__(self) -> tuple[Any, None]:
         return self.dataset, None
+
+    def _prepare(self) -> None:  # a `__getitem__` of a subclass would take precedence over the view
+        """Called before each example."""
 
 
 class SeededExamples(SingleExamples):
@@ -66,9 +68,8 @@ class SeededExamples(SingleExamples):
         self.next_seed = next_seed
         self._seeding = seeding
 
-    def __getitem__(self, index: Any) -> Any:
+    def _prepare(self) -> None:
         self._seeding(self.next_seed())
-        return super().__getitem__(index)
 
 
 class SeededCall:

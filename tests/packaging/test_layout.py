@@ -42,7 +42,7 @@ CEILINGS = {
     "_collate": 1_545,
     "_device": 895,
     "_engine": 1_237,
-    "_fetch": 4_726,
+    "_fetch": 4_727,
     "_order": 2_070,
     "_plan": 1_868,
     "_ring": 4_285,
