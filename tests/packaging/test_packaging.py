@@ -152,7 +152,7 @@ for name in names:
     [
         (
             "numpy",
-            "Iterator MultithreadIterator MultiprocessIterator OverwrittenError cache iterators",
+            "Iterator interop MultiprocessIterator OverwrittenError cache MultithreadIterator",
         ),
         ("torch", "torch. interop. datasets. MultiprocessIterator iterators.multiprocess"),
     ],
