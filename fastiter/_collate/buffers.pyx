@@ -64,13 +64,11 @@ cdef object empty_array(int ndim, const cnp.npy_intp *shape, cnp.PyArray_Descr *
     return array
 
 
-def pooled_bytes(size_t nbytes):
-    """A new uint8 array of undefined content; None if the pool is not for results of this size."""
+def empty_bytes(size_t nbytes):
+    """A new uint8 array of undefined content, in a buffer of the pool if it is large."""
     cdef cnp.npy_intp[1] shape
     cdef object dtype = cnp.PyArray_DescrFromType(cnp.NPY_UINT8)
     shape[0] = nbytes
-    if not enabled or nbytes < POOLED_BYTES:
-        return None
     return empty_array(1, shape, <cnp.PyArray_Descr *>dtype, nbytes)
 
 

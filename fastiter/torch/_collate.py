@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
-from fastiter._collate.buffers import pooled_bytes
+from fastiter._collate.buffers import empty_bytes
 from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import Padding
 from fastiter._fetch.dataset_access import is_arrow, offered
@@ -74,7 +74,7 @@ class DefaultCollate(BatchConverter):
 
     def convert(self, examples: list[Any], indices: Any) -> Any:
         # In this process, but as in a worker.
-        in_worker = functools.partial(collate_in_place, None)
+        in_worker = functools.partial(collate_by, stack)
         return collate(in_worker, examples, [int(i) if type(i) is np.int64 else i for i in indices])
 
 
@@ -381,7 +381,7 @@ def stack(
     batch: list[torch.Tensor],
     *,
     collate_fn_map: Any = None,
-    take_memory: Callable[[int], memoryview] | None = None,
+    take_memory: Callable[[int], Any] | None = None,
 ) -> torch.Tensor:
     """As torch's own function for tensors, but in ordinary memory, or in memory of `take_memory`:
     torch's allocates a file of shared memory for each tensor that a worker makes."""
@@ -400,38 +400,26 @@ def stack(
     return torch.stack(batch, 0, out=out)
 
 
-def _stack_again(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+def stack_again(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     """As torch's own function for tensors, without workers: it takes new memory for each batch,
     which the system clears. Here large rows are joined in that of a batch that is gone."""
-    first = batch[0]
-    row_bytes = first.numel() * first.element_size()
-    if row_bytes >= _LARGE_ROW and _is_plain(first) and all(map(_is_like(first), batch)):
-        memory = pooled_bytes(len(batch) * row_bytes)
-        if memory is not None:
-            out = torch.from_numpy(memory).view(first.dtype).view(len(batch), *first.shape)
-            return torch.stack(batch, 0, out=out)
+    if _are_large_rows(batch):
+        return stack(batch, take_memory=empty_bytes)
     return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 
 
-def _is_plain(x: torch.Tensor) -> bool:
-    is_odd = x.is_quantized or x.is_complex() or x.is_nested or x.layout is not torch.strided
-    return x.is_cpu and not is_odd
-
-
-def _is_like(first: torch.Tensor) -> Callable[[torch.Tensor], bool]:
-    dtype = first.dtype
-    return lambda x: (
-        type(x) is torch.Tensor and x.dtype is dtype and x.is_contiguous() and not x.requires_grad
+def _are_large_rows(batch: list[torch.Tensor]) -> bool:
+    """Whether all are large ordinary tensors of one dtype, on the host and contiguous."""
+    first = batch[0]
+    if type(first) is not torch.Tensor or first.is_nested or first.layout is not torch.strided:
+        return False
+    if first.numel() * first.element_size() < _LARGE_ROW or first.is_complex():
+        return False
+    dtype, layout = first.dtype, first.layout
+    return all(
+        type(x) is torch.Tensor and x.dtype is dtype and x.layout is layout and x.is_contiguous()
+        for x in batch
     )
-
-
-def collate_again(examples: list[Any]) -> Any:
-    """torch's `default_collate` without workers, with all that the program has registered; large
-    tensors lie in memory that is used again."""
-    table = torch_collate.default_collate_fn_map
-    if table.get(torch.Tensor) is torch_collate.collate_tensor_fn:
-        table = {**table, torch.Tensor: _stack_again}
-    return torch_collate.collate(examples, collate_fn_map=table)
 
 
 def use_own_stack() -> None:
@@ -442,10 +430,10 @@ def use_own_stack() -> None:
         table[torch.Tensor] = stack
 
 
-def collate_in_place(take_memory: Callable[[int], memoryview] | None, examples: list[Any]) -> Any:
-    """torch's `default_collate` in a worker, with all that the program has registered; tensors lie
-    in memory that `take_memory` gives."""
+def collate_by(join: Callable[..., torch.Tensor], examples: list[Any]) -> Any:
+    """torch's `default_collate`, with all that the program has registered; ``join`` joins tensors,
+    unless the program has registered a function for them."""
     table = torch_collate.default_collate_fn_map
     if table.get(torch.Tensor) in (stack, torch_collate.collate_tensor_fn):
-        table = {**table, torch.Tensor: functools.partial(stack, take_memory=take_memory)}
+        table = {**table, torch.Tensor: join}
     return torch_collate.collate(examples, collate_fn_map=table)

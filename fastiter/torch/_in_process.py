@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,9 +20,10 @@ from fastiter._workers.batch_converter import ConcatConverter
 from fastiter.torch._collate import (
     ColumnsCollate,
     collate,
-    collate_again,
+    collate_by,
     converter_for,
     is_default,
+    stack_again,
 )
 from fastiter.torch._examples import KeyPolicy, Numbered, Seeded, decided
 from fastiter.torch._iterator import LoaderIterator
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
 
 _FAILURES = (Failure, AllSkipped)
+_default_collate = functools.partial(collate_by, stack_again)
 _END = object()  # in place of a batch, where the dataset has ended
 
 
@@ -151,7 +154,7 @@ class WholeBatches:
         if self._auto_collation and isinstance(self._converter, ConcatConverter):
             return self._converter(examples)
         if self._auto_collation and is_default(self._collate_fn):
-            return collate(collate_again, examples, self._keys)
+            return collate(_default_collate, examples, self._keys)
         return self._collate_fn(examples)
 
 

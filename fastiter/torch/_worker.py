@@ -23,7 +23,14 @@ from fastiter._ring.schema import Schema
 from fastiter._util.failures import dump, known_class, never_skipped
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
-from fastiter.torch._collate import collate, collate_in_place, is_default, schema_for, use_own_stack
+from fastiter.torch._collate import (
+    collate,
+    collate_by,
+    is_default,
+    schema_for,
+    stack,
+    use_own_stack,
+)
 from fastiter.torch._examples import Numbered, Seeded
 from fastiter.torch._state import begin_fetching, is_any_stateful, lack_of, state_of
 
@@ -137,9 +144,8 @@ class _WholeBatchMaker:
         self._shared = torch.Generator()
         has_default = job.auto_collation and is_default(job.collate_fn)
         use_own_stack()
-        self._collate_fn = (
-            functools.partial(collate_in_place, end.take_memory) if has_default else job.collate_fn
-        )
+        join = functools.partial(stack, take_memory=end.take_memory)
+        self._collate_fn = functools.partial(collate_by, join) if has_default else job.collate_fn
         self._finds_misfits = has_default
         self._room = 0
         self._n_rows: int | None = None
