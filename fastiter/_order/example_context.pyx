@@ -9,6 +9,8 @@ import random
 import sys
 import threading
 
+cimport cython
+
 import numpy
 
 Seed = tuple[int, int]  # 128 bits
@@ -21,7 +23,7 @@ cdef class ExampleContext:
     """Rows of one batch that this thread is fetching.
 
     ``counter.row`` is the current row. If one call fetches many, these are ``rows``, and ``turn``
-    is the place of the current one among them, while `each` gives them one by one; else None.
+    has the place of the current one among them, while `each` gives them one by one; else None.
     """
 
     cdef object seed, plan, counter
@@ -49,7 +51,7 @@ cdef class ExampleContext:
     cdef object row(self):
         """The current row; None within a call for many."""
         if self.rows is not None:
-            return None if self.turn is None else self.rows[self.turn]
+            return None if self.turn is None else self.rows[self.turn.place]
         return None if self.counter is None else self.counter.row
 
     def key(self):
@@ -109,19 +111,29 @@ cdef object of_many(n):
     return None if is_one or len(context.rows) != n else context
 
 
+@cython.auto_pickle(False)
+cdef class Turn:
+    """The place of the current one among the examples of one call."""
+
+    cdef readonly Py_ssize_t place
+
+
 def each(values):
     """Iterate over the examples of one call for many; each is the current example in its turn.
 
     In a frame that an exception keeps, an iterator must not be left behind, as a comprehension of
     Python 3.11 does: it would end a later one's turn.
     """
+    cdef Turn turn
     context = of_many(len(values))
     if context is None:
         yield from values
         return
+    context.turn = turn = Turn()
     try:
-        for context.turn, value in enumerate(values):
+        for value in values:
             yield value
+            turn.place += 1
     finally:
         context.turn = None
 

@@ -13,7 +13,7 @@ cdef class RowWriter(ColumnRows):
     cdef object memory  # a number of the arena
     cdef public object rows  # those that are fetched by one call, or None
     cdef public list indices  # theirs
-    cdef public object turn  # place of the current one among them, or None
+    cdef public object turn  # has the place of the current one among them, or None
     cdef uint32_t timed_row  # of the claim, or NO_ROW
     cdef uint32_t weight  # how many rows it stands for
     cdef uint32_t short_ranges  # since the last one in which a row was timed

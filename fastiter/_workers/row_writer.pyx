@@ -69,7 +69,7 @@ cdef class RowWriter(ColumnRows):
         cdef fi_origin origin = self.origin
         cdef int64_t row = self.row, index = self.index
         if self.turn is not None:
-            row, index = self.rows[self.turn], self.indices[self.turn]
+            row, index = self.rows[self.turn.place], self.indices[self.turn.place]
         if not 0 <= row < end.claim.n:
             return None
         if not self.two_steps:

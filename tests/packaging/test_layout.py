@@ -43,7 +43,7 @@ CEILINGS = {
     "_device": 895,
     "_engine": 1_237,
     "_fetch": 4_727,
-    "_order": 2_070,
+    "_order": 2_082,
     "_plan": 1_868,
     "_ring": 4_285,
     "_stats": 1_420,
