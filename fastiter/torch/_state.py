@@ -260,8 +260,10 @@ def drawn_from(sampler: Any) -> Any:
 
 def is_own(sampler: Any, kind: type[Any]) -> bool:
     """Whether a sampler is of just this class of torch, and its `__iter__` was not replaced."""
+    if type(sampler) is not kind:
+        return False
     names = offered(kind.__iter__, "__globals__", {})
-    return type(sampler) is kind and names.get("__name__") == kind.__module__
+    return bool(names.get("__name__") == kind.__module__)
 
 
 def is_torchs(sampler: Any) -> bool:
