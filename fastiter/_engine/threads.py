@@ -122,7 +122,14 @@ class ThreadExecutor(Executor):
         if task is None:
             raise RuntimeError("the iterator was finalized or reset while next() was at work")
         self._timer.block()
-        batch = self._batch_of(task)
+        try:
+            batch = self._batch_of(task)
+        except BaseException:
+            if self._threads is not None and self._threads.error is not None:
+                self.close()  # the next call begins all batches anew, in other threads
+                self._is_closed = False
+                plans.rewind()
+            raise
         self._timer.unblock()
         failures = task.failures
         if failures:
@@ -148,15 +155,19 @@ class ThreadExecutor(Executor):
         return plan
 
     def _batch_of(self, task: BatchTask) -> Any:
-        threads, limit, check = self._threads, self._limit, None
-        if limit is not None and threads is not None:
-            check = functools.partial(limit.check, threads, task.plan.label)
-        batch = task.wait(check)
-        if limit is not None:
-            limit.end()
+        batch = task.wait(functools.partial(self._check, task.plan.label))
+        if self._limit is not None:
+            self._limit.end()
         if self._measures:
             self.batch_bytes = nbytes_of(batch)
         return batch
+
+    def _check(self, label: str) -> float:
+        """Look at the threads while the batch of that label is waited for."""
+        threads = self._threads
+        if threads is None:
+            return 0.0  # another thread has closed them, and wakes this one
+        return threads.check() if self._limit is None else self._limit.check(threads, label)
 
     @property
     def _tasks(self) -> list[BatchTask]:

@@ -17,7 +17,6 @@ from fastiter.errors import DatasetTimeoutError, TimeoutWarning
 if TYPE_CHECKING:
     from fastiter._threads.pool import Claim, Threads
 
-_MOST_SLEEP = 0.25  # a signal just before a wait does not interrupt it
 _LATE_SECONDS = 0.1
 
 logger = logging.getLogger("fastiter")
@@ -41,7 +40,7 @@ class TimeLimit(Attempts):
         """Check what all threads do; return seconds until the next check."""
         time = now() / 1e9
         self._running.runs(time, time + self.seconds / 2)
-        sleep = min(_MOST_SLEEP, self.seconds)
+        sleep = min(threads.check(), self.seconds)
         claims = threads.claims()
         if self._warned:
             alive = {(claim.thread.native_id or 0, claim.at.since) for claim in claims}

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from fastiter._ring.parent import Event
     from fastiter._threads.tasks import BatchTask
 
+# Of a wait: a signal just before it does not interrupt it.
+_CHECK_SECONDS = 0.25
 _JOIN_SECONDS = 1.0  # that finalize() and exit wait for threads that fetch an example
 
 _living: WeakObjects[Threads] = WeakObjects()
@@ -137,6 +139,7 @@ class Threads:
         # handler may call its put() in the middle of any other call.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
+        self.error: BaseException | None = None  #: of a thread's own work, with whose rows it ended
         self._is_limited = is_limited
         self._count = len(all_counters)
         self._claims: dict[threading.Thread, Claim] = {}  # where they are limited
@@ -154,7 +157,7 @@ class Threads:
     def _start(self, counters: ThreadCounters, lost: Claim | None = None) -> None:
         number = len(self._threads) + len(self._abandoned)
         thread = threading.Thread(
-            target=self._work, args=(counters, lost), name=f"fastiter-{number}", daemon=True
+            target=self._run, args=(counters, lost), name=f"fastiter-{number}", daemon=True
         )
         thread.start()
         self._threads.append(thread)
@@ -228,10 +231,22 @@ class Threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
+    def check(self) -> float:
+        """Raise the error by which a thread has ended; return seconds until the next check."""
+        if self.error is not None:
+            raise self.error
+        return _CHECK_SECONDS
+
     # -- in the threads ------------------------------------------------------------------------
 
-    def _work(self, counters: ThreadCounters, lost: Claim | None) -> None:
+    def _run(self, counters: ThreadCounters, lost: Claim | None) -> None:
         """The function of each thread. ``lost`` is what the one before it hangs in."""
+        try:
+            self._work(counters, lost)
+        except BaseException as error:  # as a rule for want of memory: here only what needs none
+            self.error = error
+
+    def _work(self, counters: ThreadCounters, lost: Claim | None) -> None:
         if lost is not None and not self._give_back(lost):
             return
         del lost

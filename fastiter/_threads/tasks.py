@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 # Least time for a range of rows: taking one costs microseconds and, often, a wait for the GIL.
 _LEAST_NS = 200_000
-# A signal just before the wait for the lock does not interrupt it: wake up regularly.
-_CHECK_SECONDS = 0.25
 
 
 class RowCost:
@@ -326,11 +324,11 @@ class BatchTask:
         indices = self.indices if len(examples) == len(self.indices) else None
         return collate(examples, concat.padding, copy=concat.copy, indices=indices)
 
-    def wait(self, check: Callable[[], float] | None = None) -> Any:
+    def wait(self, check: Callable[[], float]) -> Any:
         """Block until the batch, or its `Failure`, is there, and return it; RuntimeError if the
         task was aborted in the meantime. ``check`` is called now and then, and says when again."""
         if not self.is_ready and not self._is_aborted:
-            while not self._gate.acquire(timeout=_CHECK_SECONDS if check is None else check()):
+            while not self._gate.acquire(timeout=check()):
                 pass
             self.open()
         if self._is_aborted:

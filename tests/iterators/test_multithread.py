@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from failing import Calling, Failing
 
 from fastiter import DatasetError, MultithreadIterator, concat_examples
-from fastiter._threads import tasks
+from fastiter._threads import pool, tasks
 from fastiter.datasets import TupleDataset
 
 PATIENCE = 30.0  # seconds; a limit for what should come at once
@@ -115,6 +116,27 @@ def test_error_that_would_end_a_thread_comes_as_dataset_error(error):
             next(iterator)
         assert caught.value.__cause__ is error
         assert next(iterator) == [2]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 6])
+@pytest.mark.parametrize("limit", [{}, {"dataset_timeout": 20.0, "on_timeout": "retry"}])
+def test_a_thread_that_finds_no_memory_for_its_own_work_loses_nothing(monkeypatch, at, limit):
+    clock, calls = pool.now, itertools.count(1)
+
+    def now():
+        if threading.current_thread() is not threading.main_thread() and next(calls) == at:
+            raise MemoryError("none is left")
+        return clock()
+
+    monkeypatch.setattr(pool, "now", now)
+    indices, errors = [], 0
+    with MultithreadIterator(range(30), 5, repeat=False, shuffle=False, **limit) as iterator:
+        while len(indices) < 30:
+            try:
+                indices += next(iterator)
+            except MemoryError:
+                errors += 1
+    assert indices == list(range(30)) and errors <= 1
 
 
 def test_interrupt_ends_the_wait_and_loses_nothing():
