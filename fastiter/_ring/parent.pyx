@@ -111,7 +111,7 @@ cdef class ParentRing:
                 raise closed_by_others()
             if rc != EINTR:
                 check(rc, "waiting for a batch")
-            return [i - 1 for i in range(count) if ready[i]]
+            return [<int>i - 1 for i in range(count) if ready[i]]
         finally:
             fi_parent_cancel_sleep(&self.parent)
             fi_event_drain(self.arena.event_ends[0])

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from examples_of import Blocks, Numbered
+from inside import ring_of
 from outside import HANG, children, run_script, start_script, wait_until
 from warned import make_warnings_errors
 
@@ -286,3 +287,18 @@ def test_a_wall_clock_that_jumps(tmp_path, monkeypatch, jumping_clock, method):
     assert first.startswith("the dataset has been busy with index 30 for ")
     assert 0.3 <= float(first.rpartition(" ")[2]) < HANG
     assert last == "True"
+
+
+def test_a_wait_tells_the_doorbell_from_what_else_it_waits_for(make):
+    iterator = make(Numbered(4), 2)
+    next(iterator)
+    ring = ring_of(iterator)
+    reads, writes = os.pipe()
+    try:
+        os.write(writes, b"x")
+        for others, told in (([], [-1]), ([reads], [-1, 0])):
+            ring.interrupt()
+            assert ring.wait(lambda: False, False, others, HANG) == told
+    finally:
+        os.close(reads)
+        os.close(writes)
