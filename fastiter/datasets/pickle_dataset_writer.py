@@ -31,20 +31,28 @@ class PickleDatasetWriter(Closing):
         self._writer = writer
         self._protocol = protocol
         self._lock = threading.Lock()
+        self._is_cut = False  # the file may end within an example
         renew_in_child(self)
 
     def write(self, x: Any) -> None:
         """Append an example.
 
         Raises the errors of `pickle.dumps` if the example cannot be pickled, OSError if the file
-        cannot be written, ValueError if the writer has been closed.
+        cannot be written, ValueError if the writer has been closed, or could not write before.
         """
         data = pickle.dumps(x, protocol=self._protocol)
         with self._lock:
+            if self._is_cut:
+                raise ValueError(
+                    "an earlier example could not be written, and part of it may be in the file: "
+                    "what follows could not be read. Write the file anew"
+                )
+            self._is_cut = True
             written = self._writer.write(data)
             if isinstance(self._writer, io.RawIOBase):  # which may write a part only
                 while written < len(data):
                     written += self._writer.write(data[written:])
+            self._is_cut = False
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()

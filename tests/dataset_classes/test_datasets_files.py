@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import gc
 import gzip
 import io
@@ -321,6 +322,27 @@ def test_writer_that_takes_a_part_at_a_time():
     slow = Slow()
     datasets.PickleDatasetWriter(slow).write("some text")
     assert pickle.loads(slow.data) == "some text"
+
+
+def test_nothing_follows_an_example_that_was_written_in_part():
+    class Small(io.BytesIO):
+        room = 20
+
+        def write(self, data):
+            if len(data) > self.room:
+                super().write(data[: self.room])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
+
+    small = Small()
+    writer = datasets.PickleDatasetWriter(small)
+    writer.write(1)
+    with pytest.raises(OSError, match="No space"):
+        writer.write("some text")
+    small.room, written = 1000, small.getvalue()
+    with pytest.raises(ValueError, match="anew"):
+        writer.write(3)
+    assert small.getvalue() == written
 
 
 def test_threads_write(tmp_path):
