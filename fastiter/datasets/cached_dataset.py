@@ -224,6 +224,8 @@ class CachedDataset(Closing, BatchedWrapper):
                 entry[HEAD_BYTES:start] = np.frombuffer(fields, np.uint8)
                 packed.write_start(memoryview(entry)[start:], 0)  # type: ignore[arg-type]
                 buffers = [(start + at, buffer) for at, buffer in packed.buffers]
+            except MemoryError:
+                pass  # the example is there, and is stored when it is fetched again
             except Exception as error:
                 if table.is_first_to_tell(_NO_PICKLE):
                     logger.warning("row %d is not cached, since it does not pickle: %s", row, error)

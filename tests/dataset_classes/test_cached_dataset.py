@@ -295,6 +295,19 @@ def test_what_does_not_pickle_is_returned_and_told_once(place, caplog):
     assert cached.stats().uncached == 4
 
 
+class Immense:
+    def __reduce__(self):
+        raise MemoryError
+
+
+def test_an_example_that_finds_no_memory_is_not_said_not_to_pickle(caplog):
+    example = Immense()
+    cached = fastiter.cache([example], memory=1 << 20)
+    with caplog.at_level(logging.WARNING, "fastiter"):
+        assert cached[0] is example
+    assert not caplog.records and cached.stats().uncached == 1
+
+
 def test_a_full_cache_goes_on_serving(tmp_path, caplog):
     dataset = Counted(np.full(10_000, i, np.uint8) for i in range(40))
     for name, place in (
