@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import functools
 import importlib.machinery
 import io
@@ -100,6 +101,8 @@ def _ensure_running(variables: dict[str, str]) -> None:
     except OSError as error:
         if error.errno is None:  # the name of its socket is too long
             raise OSError(f"{error}, in {tempfile.gettempdir()}: set a shorter TMPDIR") from None
+        if error.errno == errno.ENOENT:
+            error.filename = error.filename or util.get_temp_dir()
         raise
     finally:
         for name, value in before.items():
@@ -107,6 +110,15 @@ def _ensure_running(variables: dict[str, str]) -> None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+    address = _server._forkserver_address  # type: ignore[attr-defined]
+    if not os.path.exists(address):
+        raise FileNotFoundError(
+            errno.ENOENT,
+            "the fork server's socket is gone, so that no worker can start: something has emptied "
+            "the folder of temporary files. Set TMPDIR to one that stays, or use the start method "
+            "'spawn' or 'fork'",
+            address,
+        )
 
 
 @functools.cache

@@ -190,7 +190,7 @@ def _run(arguments: WorkerArguments) -> int:
     arena = arguments.arena
     if arena is None:
         arena = Arena.attach(arguments.memory.fd, arguments.event.fd, arguments.geometry)
-    with contextlib.suppress(OSError):  # as above: what the dataset forks keeps the memory, then
+    with contextlib.suppress(OSError, MemoryError):  # as above: what it forks keeps the memory
         arena.dont_fork()
     end = WorkerRing(arena, arguments.number, arguments.bell_pipe.fd)
     failed = forkserver.import_main_module()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import multiprocessing
 import os
@@ -338,6 +339,13 @@ _PROCESS_TYPES: dict[str, Any] = {
 }
 
 
+_SHORTAGES = {
+    errno.EAGAIN: "no process is left for a worker process: raise that limit (ulimit -u, pids.max)",
+    errno.ENOMEM: "no memory is left for a worker process: raise that of the control group (memory."
+    "max), end other programs, see vm.overcommit_memory",
+}
+
+
 def start_process(method: str, arguments: WorkerArguments) -> Any:
     """Starts a process by a start method, which waits at the start barrier."""
     name = f"fastiter-worker-{arguments.number}"
@@ -349,9 +357,8 @@ def start_process(method: str, arguments: WorkerArguments) -> Any:
             process.start()
         except BaseException as error:
             _close_pipes_of_no_process(error)
-            if isinstance(error, BlockingIOError):
-                advice = "raise that limit (ulimit -u, pids.max), or have fewer workers"
-                error.strerror = f"no process is left for a worker process: {advice}"
+            if isinstance(error, OSError) and error.errno in _SHORTAGES:
+                error.strerror = f"{_SHORTAGES[error.errno]}, or have fewer workers"
             raise
         finally:
             this_thread.starts_worker = False

@@ -157,6 +157,7 @@ class WorkerGroup:
         self.await_starts()
 
     def _open_shared(self) -> None:
+        fds.require(_DESCRIPTORS_OF_A_START, self._ring.arena.fd)  # before others find none
         self._life = fds.pipe()
         with contextlib.suppress(AttributeError, OSError):
             self._self_pidfd = fds.above_stdio(os.pidfd_open(os.getpid()))

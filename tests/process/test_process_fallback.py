@@ -92,6 +92,7 @@ def refuses_calls():
         ("forkserver", ALL, "EPERM"),
         ("fork", ("pidfd_open",), "EPERM"),
         ("fork", ("madvise", "prctl"), "EPERM"),
+        ("fork", ("madvise",), "ENOMEM"),
         ("forkserver", ("sched_getaffinity",), "EPERM"),
         pytest.param("spawn", ("memfd_create",), "EPERM", marks=pytest.mark.stress),
     ],

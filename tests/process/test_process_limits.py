@@ -195,15 +195,19 @@ def test_limits_of_memory(output_of, limit):
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_fork_that_fails_leaves_nothing(make, monkeypatch, at):
-    """The system has no process left when the first, second or third worker is started."""
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.EAGAIN, r"worker process.*ulimit -u.*fewer"), (errno.ENOMEM, "memory.*fewer workers")],
+)
+def test_a_fork_that_fails_leaves_nothing(make, monkeypatch, at, number, advice):
+    """The system has no process, or no memory, when the first, second or third worker starts."""
     real, forks = os.fork, 0
 
     def fork():
         nonlocal forks
         forks += 1
         if forks == at:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            raise OSError(number, os.strerror(number))
         return real()
 
     with make(Blocks(40), 4) as warm:
@@ -213,9 +217,9 @@ def test_a_fork_that_fails_leaves_nothing(make, monkeypatch, at):
     names = orphaned_names()
     iterator = make(Blocks(40, 1), 4, n_processes=3)
     monkeypatch.setattr(os, "fork", fork)
-    with pytest.raises(BlockingIOError, match=r"worker process.*ulimit -u.*fewer") as caught:
+    with pytest.raises(OSError, match=advice) as caught:
         next(iterator)
-    assert caught.value.errno == errno.EAGAIN
+    assert caught.value.errno == number
     del caught  # its traceback refers to the memory
     gc.collect()
     wait_until(lambda: children() == before[2], "the workers that did start end")

@@ -310,6 +310,31 @@ if __name__ == "__main__":
     assert (rows, done.stderr) == ("[1, 2]", "")
 
 
+EMPTIED = """
+import os
+from examples_of import Blocks
+from fastiter import MultiprocessIterator
+from fastiter._workers import forkserver
+
+if __name__ == "__main__":
+    for is_there in (True, False):
+        try:
+            with MultiprocessIterator(Blocks(8), 4, context="forkserver") as iterator:
+                print(len(next(iterator)))
+        except FileNotFoundError as error:
+            print(error)
+        if is_there:
+            os.unlink(forkserver._server._forkserver_address)
+"""
+
+
+def test_a_fork_server_whose_socket_was_deleted_is_told(tmp_path):
+    status, out, err = run_script(tmp_path, EMPTIED)
+    rows, told = out.splitlines()
+    assert (status, rows, err) == (0, "4", "")
+    assert "emptied" in told and "TMPDIR" in told and "'spawn'" in told and "listener" in told
+
+
 DEFAULT = """
 import multiprocessing, sys, threading
 import fastiter
