@@ -60,6 +60,7 @@ class Ahead:
         self._source: Iterator[Any] | None = None  # from here: changed under that lock
         self._n_read = 0
         self._is_exhausted = False
+        self._error: BaseException | None = None  # of a thread's own work, which ends the pass
         # Wakes the thread that holds `_reading` and waits for room. Not a Condition: a garbage
         # collection may call `stop` in any thread, also in one that would hold its lock.
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -106,6 +107,8 @@ class Ahead:
                 break
         if self._is_closed:
             shutdown.block_if_exiting()  # only the exit closes a pass while its consumer waits
+        if self._next is _END and self._error is not None:
+            raise self._error
         return self._next is not _END
 
     def pop(self) -> Any:
@@ -156,6 +159,8 @@ class Ahead:
                         sample = Failure(error)
                 self._put(number, sample)
                 del read, sample  # keep nothing alive while waiting for the next one
+        except BaseException as error:  # it found no memory, as a rule
+            self._error, self._is_exhausted = error, True
         finally:
             self._leave()
 

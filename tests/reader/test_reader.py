@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 import random
 import threading
@@ -14,6 +15,7 @@ from programs import run
 from fastiter import reader as readers
 from fastiter.reader import (
     ComposeNotAligned,
+    _ahead,
     batch,
     buffered,
     cache,
@@ -306,6 +308,21 @@ def test_what_is_raised_in_a_thread_arrives(error, where, order):
         assert caught.value is error
         if order and where != "opening":
             assert found == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("make", [buffered, lambda r, n: xmap_readers(double, r, n, n, order=True)])
+def test_a_thread_that_finds_no_memory_for_its_own_work_ends_no_pass_in_silence(monkeypatch, make):
+    put, calls = _ahead.Ahead._put, itertools.count()
+
+    def put_once_less(self, number, sample):
+        if next(calls) == 5:
+            raise MemoryError("none is left")
+        put(self, number, sample)
+
+    monkeypatch.setattr(_ahead.Ahead, "_put", put_once_less)
+    samples = make(numbers(100), 3)()
+    with pytest.raises(MemoryError, match="none is left"):
+        list(samples)
 
 
 @pytest.mark.parametrize("make", [buffered, lambda r, n: xmap_readers(double, r, n, n)])
