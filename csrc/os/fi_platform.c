@@ -311,8 +311,11 @@ int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint6
 {
     *need = bytes;
     *have = fi_memory_available();
-    if (bytes > *have)
-        return FI_E_MEMORY;
+    return bytes > *have ? FI_E_MEMORY : fi_shm_allocate(fd, offset, bytes);
+}
+
+int fi_shm_allocate(int fd, uint64_t offset, uint64_t bytes)
+{
     /* In pieces, since a signal may make fallocate undo all that this call has allocated so far.
      * Smaller ones after each signal, until they end between two signals of the program's timers. */
     uint64_t piece = (uint64_t)16 << 20;

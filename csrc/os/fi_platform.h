@@ -37,6 +37,7 @@ uint64_t fi_shm_limit(uint64_t parts);
  * out-of-memory killer. FI_E_MEMORY: refused by that check, with need and have in the results.
  * ENOSPC: vm.overcommit_memory=2, or /dev/shm is full, for memory that is not a memfd. */
 int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have);
+int fi_shm_allocate(int fd, uint64_t offset, uint64_t bytes); /* without the check: a few pages */
 
 /* Gives the pages of [offset, offset + bytes) back, which read as zeros afterwards. Best effort: does
  * nothing where the system cannot. */

@@ -125,6 +125,32 @@ void fi_ring_detach(fi_ring *ring)
     ring->returned.next = NULL;
 }
 
+/* Gives an area of the control area its pages: a write to one without memory would be a SIGBUS. One by
+ * one: where the kernel has none for a later one it takes earlier ones back, which others may use. */
+static int allocate(const fi_ring *ring, const void *area, uint64_t bytes)
+{
+    uint64_t start = (uint64_t)((const char *)area - ring->base), page = start / FI_PAGE * FI_PAGE;
+    int rc = FI_OK;
+    for (; rc == FI_OK && page < start + bytes; page += FI_PAGE)
+        rc = fi_shm_allocate(ring->fd, page, FI_PAGE);
+    return rc;
+}
+
+int fi_ring_allocate(const fi_ring *ring)
+{
+    int rc = allocate(ring, ring->base, (uint64_t)((const char *)ring->words - ring->base));
+    return rc == FI_OK ? allocate(ring, ring->schemas, 1) : rc; /* the first, which may stay empty */
+}
+
+static int allocate_rows(const fi_ring *ring, uint32_t slot)
+{
+    uint64_t rows = ring->geometry.rows, first = slot * rows;
+    int rc = allocate(ring, ring->words + first, rows * sizeof *ring->words);
+    if (rc == FI_OK)
+        rc = allocate(ring, ring->indices + first, rows * sizeof *ring->indices);
+    return rc == FI_OK ? allocate(ring, ring->entries + first, rows * sizeof *ring->entries) : rc;
+}
+
 /* ---- payload: pages and heap --------------------------------------------------------------- */
 
 int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint64_t bytes,
@@ -142,6 +168,8 @@ int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint6
     bytes = fi_align_up(bytes, FI_PAGE);
     int rc = fi_shm_commit(ring->fd, fi_slot_place(ring, slot) + committed, bytes - committed, need,
                            have);
+    if (rc == FI_OK && committed == 0)
+        rc = allocate_rows(ring, slot);
     /* Committing twice is harmless, so two who do it at once need not know of each other. */
     if (rc == FI_OK)
         fi_raise_to(&ring->slots[slot].committed, bytes);

@@ -199,6 +199,8 @@ bool fi_ring_has_file(const fi_ring *ring);
 bool fi_ring_has_event(const fi_ring *ring);
 /* Gives pages of the segment back, unless the descriptor is gone. */
 void fi_ring_decommit(const fi_ring *ring, uint64_t offset, uint64_t bytes);
+/* Gives a new control area its pages; a slot gets those of its rows with its first payload. */
+int fi_ring_allocate(const fi_ring *ring);
 /* Unmaps what is mapped of slots, but not the control area. */
 void fi_ring_detach(fi_ring *ring);
 

@@ -107,6 +107,7 @@ cdef extern from "os/fi_cache.h" nogil:
 
 cdef extern from "os/fi_platform.h" nogil:
     int fi_shm_open(uint64_t bytes, int *fd)
+    int fi_shm_allocate(int fd, uint64_t offset, uint64_t bytes)
     int fi_shm_map(int fd, uint64_t offset, uint64_t bytes, bint private, void **base)
     int fi_shm_unmap(void *base, uint64_t bytes)
     uint64_t fi_shm_limit(uint64_t parts)

@@ -102,6 +102,7 @@ cdef extern from "ring/fi_ring.h" nogil:
         fi_window *windows
         fi_returned returned
     int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total)
+    int fi_ring_allocate(const fi_ring *ring)
     int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event)
     void fi_ring_detach(fi_ring *ring)
     char *fi_slot_payload(const fi_ring *ring, uint32_t slot)

@@ -76,6 +76,7 @@ cdef class Arena:
                 "mapping an arena of the smallest slots: too little address space or file size; "
                 "raise RLIMIT_AS and RLIMIT_FSIZE, or reduce batch_size")
         check(rc, f"mapping an arena of {slots} slots")
+        check(fi_ring_allocate(&arena.ring), "memory for an arena", FI_PAGE, FI_PAGE)
         return arena
 
     @staticmethod
@@ -203,6 +204,9 @@ cdef class Arena:
         cdef uint32_t length = <uint32_t>min(<Py_ssize_t>FI_SCHEMA_BYTES, len(record))
         cdef uint64_t checksum = fi_checksum(<char *>record, length, number)
         if length > FI_SCHEMA_BYTES - SCHEMA_HEAD or number >= self.ring.geometry.schemas:
+            return False
+        if fi_ring_has_file(&self.ring) and fi_shm_allocate(
+                self.fd, place - self.ring.base, SCHEMA_HEAD + length) != FI_OK:
             return False
         memcpy(place, &length, sizeof(length))
         memcpy(place + sizeof(length), &checksum, sizeof(checksum))

@@ -208,6 +208,7 @@ cdef class BatchScheduler(ParentRing):
             if self.parent.tail % TRIM_TURN == 0:
                 self.trim_kept(<uint32_t>(
                     self.parent.tail // TRIM_TURN % self.arena.ring.geometry.slots))
+        commit = max(commit, <uint64_t>FI_PAGE)  # the slot's rows get their pages with the first one
         if commit > fi_parent_committed(&self.parent, slot):
             with nogil:
                 rc = fi_parent_commit(&self.parent, slot, commit, &need, &have)

@@ -110,10 +110,10 @@ cdef class SampleWriter(SlotWriter):
         self.end.claim.slot = self.reader.slot
         self.irregular = 0
         committed = fi_slot_committed(self.reader.ring, self.reader.slot)
-        if columns > committed:
+        if columns > committed or committed == 0:  # its rows get their pages with the first one
             with nogil:
-                rc = fi_slot_commit(self.reader.ring, self.reader.slot, committed, columns, &need,
-                                    &have)
+                rc = fi_slot_commit(self.reader.ring, self.reader.slot, committed,
+                                    max(columns, <uint64_t>FI_PAGE), &need, &have)
         if rc > 0:
             check(rc, "memory for samples", need, have)
         if rc != FI_OK:

@@ -198,19 +198,24 @@ def is_packing() -> bool:
 
 
 def reserve_file(nbytes: int, no_way: str = _NO_WAY) -> Shared[None]:
-    """A handle of shared memory that processes write themselves. No page is taken before that.
-    `no_way` is the error where the handle cannot travel."""
+    """A handle of shared memory that processes write themselves. No page is taken before that, but
+    of a file of a disk. `no_way` is the error where the handle cannot travel."""
+    folder = None
     try:
         fd = os.memfd_create("fastiter", os.MFD_CLOEXEC)
     except (AttributeError, OSError) as error:
         if getattr(error, "errno", errno.ENOSYS) not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
             raise
-        with tempfile.TemporaryFile() as file:
+        folder = tempfile.gettempdir()
+        with tempfile.TemporaryFile(dir=folder) as file:
             fd = os.dup(file.fileno())
     try:
         os.ftruncate(fd, nbytes)
+        if folder and nbytes:
+            os.posix_fallocate(fd, 0, nbytes)  # a write to a page without room is a SIGBUS
     except OSError as error:
         os.close(fd)
+        error.filename = folder
         if error.errno == errno.EFBIG:
             error.strerror = (
                 f"a file of {nbytes} bytes in memory is needed, and RLIMIT_FSIZE allows less: "

@@ -132,7 +132,7 @@ def test_memory_that_cannot_be_allocated_is_named(tmp_path):
     status, out, err = run_script(tmp_path, source)
     ring, file = out.splitlines()
     assert (status, err) == (0, ""), err
-    assert "memory for a batch: fallocate() of " in ring
+    assert "memory for an arena: fallocate() of " in ring
     assert "n_processes=0" in ring
     assert "rows.cache" in file
 

@@ -478,6 +478,36 @@ def test_a_dev_shm_that_is_full_without_memfd_is_named(output_of, namespace):
     assert out == "4\nTrue False\n4\nTrue\n"
 
 
+FEW_PAGES = """
+import errno
+import fastiter
+from examples_of import Blocks
+from fastiter import MultiprocessIterator
+from without_calls import refuse
+
+if __name__ == "__main__":
+    refuse(["memfd_create"], errno.EPERM)
+    try:
+        if {caches}:
+            fastiter.cache(range(5000), memory=1 << 20)[4999]
+        with MultiprocessIterator(
+            Blocks(60, 1000), 6, n_processes=1, repeat=False, context="fork"
+        ) as iterator:
+            print(sum(map(len, iterator)))
+    except (MemoryError, OSError) as error:
+        print(isinstance(error, MemoryError) or "/dev/shm" in str(error))
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in NUMBERS, reason="numbers of system calls")
+@pytest.mark.parametrize(("size", "caches"), [("12k", False), ("20k", False), ("4k", True)])
+def test_a_few_pages_without_memfd_kill_nobody(output_of, namespace, size, caches):
+    """The ring's own words, and the index of a cache, have their pages before they are written."""
+    mount = f'mount -t tmpfs -o size={size} none /dev/shm; TMPDIR=/dev/shm exec "$@"'
+    out = output_of(FEW_PAGES.format(caches=caches), prefix=(*namespace, mount, "sh"))
+    assert out == "True\n"
+
+
 def test_a_directory_that_is_gone_is_named_where_it_is_needed(tmp_path):
     status, out, err = run_script(
         tmp_path,
