@@ -47,12 +47,14 @@ class PickleDatasetWriter(Closing):
                     "an earlier example could not be written, and part of it may be in the file: "
                     "what follows could not be read. Write the file anew"
                 )
-            self._is_cut = True
-            written = self._writer.write(data)
-            if isinstance(self._writer, io.RawIOBase):  # which may write a part only
-                while written < len(data):
-                    written += self._writer.write(data[written:])
-            self._is_cut = False
+            try:
+                written = self._writer.write(data)
+                if isinstance(self._writer, io.RawIOBase):  # which may write a part only
+                    while written < len(data):
+                        written += self._writer.write(data[written:])
+            except BaseException:
+                self._is_cut = True
+                raise
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
