@@ -111,7 +111,7 @@ def _ensure_running(variables: dict[str, str]) -> None:
             else:
                 os.environ[name] = value
     address = _server._forkserver_address  # type: ignore[attr-defined]
-    if not os.path.exists(address):
+    if address[0] != "\0" and not os.path.exists(address):  # no file before 3.10.9, 3.11.1
         raise FileNotFoundError(
             errno.ENOENT,
             "the fork server's socket is gone, so that no worker can start: something has emptied "

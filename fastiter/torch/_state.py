@@ -260,9 +260,7 @@ def drawn_from(sampler: Any) -> Any:
 
 def is_own(sampler: Any, kind: type[Any]) -> bool:
     """Whether a sampler is of just this class of torch, and its `__iter__` was not replaced."""
-    if type(sampler) is not kind:
-        return False
-    names = offered(kind.__iter__, "__globals__", {})
+    names = offered(kind.__iter__, "__globals__", {}) if type(sampler) is kind else {}
     return bool(names.get("__name__") == kind.__module__)
 
 
