@@ -73,7 +73,7 @@ def _remove_address(server: int, alive: int, path: str) -> None:
     of the server's socket, and its temporary folder. `alive`: a pipe that ends with the program."""
     if os.getpid() != server or not fds.events(alive, 0.0):  # a worker; the program needs both
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # the latter of a socket that has no file
         os.unlink(path)
         os.rmdir(os.path.dirname(path))
 
