@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import context as contexts
@@ -75,12 +76,36 @@ _CONTEXTS = (
     contexts.ForkServerContext,
 )
 _T_co = TypeVar("_T_co", covariant=True)
+_Function = TypeVar("_Function", bound=Any)
 _torch_context: Any = torch.utils.data.DataLoader.multiprocessing_context
 
 
 @functools.cache
 def _torch_takes_in_order() -> bool:  # since 2.6; asked late: the pages are built without torch
     return "in_order" in inspect.signature(torch.utils.data.DataLoader).parameters
+
+
+def untraced(function: _Function) -> _Function:
+    """Have `torch.compile` leave a function, and what it calls, to Python.
+
+    `torch.compiler.disable` does the same, but imports the tracer, which takes a second.
+    """
+    function._torchdynamo_disable = True  # as a call in a function that is traced
+    frames: Any = torch._C._dynamo.eval_frame
+    if hasattr(frames, "_FrameExecStrategy"):  # not in early versions of torch
+        skip = frames._FrameAction.SKIP
+        strategy = frames._FrameExecStrategy(skip, skip)
+        frames.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+def _leave_files_to_python() -> None:
+    """Have the tracer, once it is imported, skip the files of this package, as it does torch's:
+    iterators call them from C."""
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None and not hasattr(rules, "_skips_fastiter"):
+        rules.add("fastiter")
+        rules._skips_fastiter = True
 
 
 class DataLoader(LoaderReports, torch.utils.data.DataLoader[_T_co]):
@@ -171,6 +196,7 @@ persistent_workers, pin_memory_device, in_order
     _starts_safely = False  # by ``multiprocessing_context='safe'``, which torch does not know
     _is_stream = False  # also where a subclass, as torchdata's, does not call `__init__`
 
+    @untraced
     def __init__(
         self,
         dataset: torch.utils.data.Dataset[_T_co] | StreamDataset,
@@ -397,7 +423,9 @@ persistent_workers, pin_memory_device, in_order
     def __len__(self) -> int:
         return _streams.length_of(self) if self._is_stream else super().__len__()
 
+    @untraced
     def __iter__(self) -> Any:
+        _leave_files_to_python()
         iterator: Any = self._iterator
         keeps = self.persistent_workers and self.num_workers > 0  # which a program may change
         if keeps and iterator is not None:

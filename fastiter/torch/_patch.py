@@ -21,6 +21,7 @@ import torch.utils.data
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.warn import warn_caller
 from fastiter.torch import _loader
+from fastiter.torch._loader import untraced
 from fastiter.torch._state import generator_of
 
 if TYPE_CHECKING:
@@ -363,6 +364,7 @@ class ProgramLoader(_Base, metaclass=abc.ABCMeta):
     def __subclasshook__(cls, found: Any) -> Any:  # also of ``isinstance``
         return issubclass(found, _torchs) if cls is ProgramLoader else NotImplemented
 
+    @untraced
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         record = self._record = Record(*_place(self), type(self).__qualname__)
         refused = ""  # the reason: the exception would keep this frame
@@ -432,6 +434,7 @@ class ProgramLoader(_Base, metaclass=abc.ABCMeta):
             record.left_to_torch = refused
         return _measured(made, record.torchs)
 
+    @untraced
     def __iter__(self) -> Any:
         record, began = self._record, perf_counter()
         if record is None:

@@ -81,3 +81,44 @@ def test_iterators_that_a_library_keeps_until_the_interpreter_has_ended() -> Non
     command = [sys.executable, "-c", KEPT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+COMPILED = """
+import sys, torch
+import torch.utils.data as torch_data
+from fastiter.torch import DataLoader, as_default
+
+numbers = torch_data.TensorDataset(torch.arange(12.0))
+num_workers = int(sys.argv[1])
+
+
+def sum_of(loader):
+    total = 0.0
+    for (batch,) in loader:
+        total = total + batch.sum()
+    return total
+
+
+def sum_of_new():
+    return sum_of(torch_data.DataLoader(numbers, 4, num_workers=num_workers))
+
+
+keeps = num_workers > 0
+loader = DataLoader(numbers, 4, num_workers=num_workers, persistent_workers=keeps)
+begun = iter(loader)
+sums = [torch.compile(sum_of, backend="eager")(begun)]
+sums += [torch.compile(sum_of, backend="eager")(loader) for _ in range(2)]
+with as_default():
+    sums += [torch.compile(sum_of_new, backend="eager")()]
+assert sums == [66.0] * 4, sums
+"""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loops_in_functions_that_torch_compiles(num_workers: int) -> None:
+    if not hasattr(torch._C._dynamo.eval_frame, "_FrameExecStrategy"):
+        pytest.skip("this torch cannot leave a function, and what it calls, to Python")
+    command = [sys.executable, "-W", "error:Dynamo:UserWarning", "-c", COMPILED, str(num_workers)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr
