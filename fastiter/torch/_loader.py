@@ -103,7 +103,7 @@ def _leave_files_to_python() -> None:
     """Have the tracer, once it is imported, skip the files of this package, as it does torch's:
     iterators call them from C."""
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")
-    if rules is not None and not hasattr(rules, "_skips_fastiter"):
+    if hasattr(rules, "add") and not hasattr(rules, "_skips_fastiter"):
         rules.add("fastiter")
         rules._skips_fastiter = True
 
