@@ -112,9 +112,6 @@ PROGRAM = """
             return work(index)
 
     def main():
-        if len(os.sched_getaffinity(0)) < 2:
-            print("one processor")
-            return
         expected = [work(index) for index in range(16)]
         dataset = Dataset()
         {before}
@@ -150,6 +147,8 @@ def run(
     context: str | None = None,
 ) -> str:
     """Runs the program to its end; the start method, and whether the batches were right."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("libraries start no threads for one processor")
     source = PROGRAM.format(pool=pool, run=start, before=before, after=after, context=context)
     status, out, err = run_script(directory, textwrap.dedent(source))
     assert status == 0, err
