@@ -97,7 +97,11 @@ def _ensure_running(variables: dict[str, str]) -> None:
     before = {name: value for name, value in before.items() if value != variables[name]}
     os.environ.update({name: variables[name] for name in before})
     try:
-        _server.ensure_running()
+        try:
+            _server.ensure_running()
+        except ChildProcessError:  # it has died, and a handler of SIGCHLD, or the kernel, knows how
+            _forget_server()
+            _server.ensure_running()
     except OSError as error:
         if error.errno is None:  # the name of its socket is too long
             raise OSError(f"{error}, in {tempfile.gettempdir()}: set a shorter TMPDIR") from None
@@ -169,11 +173,13 @@ def _pth_folders(packages: str) -> Iterator[str]:
 
 
 def _forget_server() -> None:
-    """In a forked child: the server is the parent's, and ends with it."""
+    """Begins anew: the server has ended; or, in a forked child, it is the parent's."""
     global _server
-    if _server._forkserver_alive_fd is not None:  # type: ignore[attr-defined]
-        os.close(_server._forkserver_alive_fd)  # type: ignore[attr-defined]
+    before: Any = _server
     _server = forkserver.ForkServer()
+    _server.set_forkserver_preload(before._preload_modules)
+    if before._forkserver_alive_fd is not None:
+        os.close(before._forkserver_alive_fd)
 
 
 os.register_at_fork(after_in_child=_forget_server)

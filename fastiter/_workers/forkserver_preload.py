@@ -10,6 +10,7 @@ import importlib
 import multiprocessing.forkserver
 import os
 import pickle
+import signal
 import socket
 import sys
 from multiprocessing import process, spawn
@@ -83,6 +84,7 @@ def _begin() -> None:
         with socket.socket(fileno=os.dup(names["listener_fd"])) as listener:
             path = listener.getsockname()
         atexit.register(_remove_address, os.getpid(), names["alive_r"], path)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # which tells it of workers' ends
     text = os.environ.pop(forkserver.PRELOAD, "")
     thread_limits.limit_threads()
     if not text:

@@ -49,7 +49,7 @@ CEILINGS = {
     "_stats": 1_420,
     "_threads": 1_433,
     "_util": 1_216,
-    "_workers": 4_725,
+    "_workers": 4_733,
     "csrc": 10_073,
     "dataset": 1_542,
     "datasets": 4_070,

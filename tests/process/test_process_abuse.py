@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import textwrap
 import time
 
 import numpy as np
@@ -94,6 +95,30 @@ def test_children_that_the_kernel_reaps(make, monkeypatch, has_pidfds):
         assert (set(multiprocessing.active_children()), descriptors()) == (known, opened)
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_fork_server_of_a_program_that_blocks_sigchld(tmp_path):
+    """It hears of the ends of its workers, and tells them, all the same."""
+    lines = """
+        import os, signal
+        from fastiter import MultiprocessIterator, WorkerDiedError
+
+        class Leaves(list):
+            def __getitem__(self, index):
+                return os._exit(3) if index == 5 else index
+
+        if __name__ == "__main__":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+            dataset = Leaves(range(8))
+            with MultiprocessIterator(dataset, 4, shuffle=False, context="forkserver") as iterator:
+                next(iterator)
+                try:
+                    next(iterator)
+                except WorkerDiedError as error:
+                    print(error.exit_reason)
+    """
+    status, out, err = run_script(tmp_path, textwrap.dedent(lines))
+    assert (status, out, err) == (0, "exited with status 3\n", "")
 
 
 def test_finalize_is_bounded_when_pythons_clock_stands(make, monkeypatch, tmp_path):

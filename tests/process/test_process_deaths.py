@@ -325,7 +325,17 @@ def test_one_task_per_child_for_long_batches(make):
     assert n_restarts(iterator) == 0
 
 
-def test_the_forkserver_killed(make):
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
+def test_the_forkserver_killed(make, handler):
+    """Also where the kernel reaps it, as a handler of SIGCHLD does that waits for all children."""
+    before = signal.signal(signal.SIGCHLD, handler)
+    try:
+        survives_its_server(make)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def survives_its_server(make):
     iterator = make(Blocks(40, 1), 4, context="forkserver")
     assert indices(next(iterator)) == [0, 1, 2, 3]
     (server,) = {psutil.Process(pid).ppid() for pid in pids_of(iterator)}
