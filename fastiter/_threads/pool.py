@@ -24,7 +24,7 @@ from fastiter._stats.stats import WorkerStats
 from fastiter._stats.timer import now
 from fastiter._threads.batch_buffer import Position
 from fastiter._util import shutdown
-from fastiter._util.concurrency import WeakObjects
+from fastiter._util.concurrency import WeakObjects, start_thread
 
 if TYPE_CHECKING:
     from fastiter._ring.parent import Event
@@ -159,7 +159,7 @@ class Threads:
         thread = threading.Thread(
             target=self._run, args=(counters, lost), name=f"fastiter-{number}", daemon=True
         )
-        thread.start()
+        start_thread(thread)
         self._threads.append(thread)
 
     # -- threads that hang, by the thread that waits -------------------------------------------

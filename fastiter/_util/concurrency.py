@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 T = TypeVar("T")
 
+_START_SECONDS = 10.0  # that a new thread may take to its first instruction
+
 if TYPE_CHECKING:
     made_once = functools.cached_property
 else:
@@ -28,6 +30,27 @@ else:
             if instance is None:
                 return self
             return instance.__dict__.setdefault(self.func.__name__, self.func(instance))
+
+
+class _Started(threading.Event):
+    """What ``Thread.start`` waits for, in CPython without end if the thread finds no memory."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not super().wait(_START_SECONDS if timeout is None else timeout):
+            raise RuntimeError(
+                "can't start new thread: it found no memory to begin; raise RLIMIT_AS (ulimit -v)"
+            )
+        return True
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """``thread.start()``, whose RuntimeError also tells of a thread that ended before it ran."""
+    thread._started = _Started()  # type: ignore[attr-defined]
+    try:
+        thread.start()
+    except RuntimeError:
+        threading._limbo.pop(thread, None)  # type: ignore[attr-defined]
+        raise
 
 
 class WeakObjects(Generic[T]):

@@ -21,7 +21,7 @@ from threadpoolctl import ThreadpoolController
 
 from fastiter._clib import status
 from fastiter._util import shutdown
-from fastiter._util.concurrency import lock_of_child, renew_in_child
+from fastiter._util.concurrency import lock_of_child, renew_in_child, start_thread
 
 logger = logging.getLogger("fastiter")
 
@@ -271,7 +271,7 @@ def _can_start(count: int, workers: int) -> bool:
     try:
         for _ in range(count + workers):
             thread = threading.Thread(target=end.wait, daemon=True)
-            thread.start()
+            start_thread(thread)
             started.append(thread)
     except RuntimeError as error:
         if "shutdown" in str(error):  # CPython 3.12 and newer start none while they exit

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from fastiter._util import shutdown
+from fastiter._util.concurrency import start_thread
 from fastiter._util.failures import Failure, reraise
 from fastiter.reader._opening import (
     Reader,
@@ -87,7 +88,7 @@ class Ahead:
             with self._lock:
                 self._n_alive += 1
             try:
-                thread.start()
+                start_thread(thread)
             except BaseException:
                 self._leave()
                 raise

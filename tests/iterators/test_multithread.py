@@ -18,6 +18,7 @@ from failing import Calling, Failing
 
 from fastiter import DatasetError, MultithreadIterator, concat_examples
 from fastiter._threads import pool, tasks
+from fastiter._util import concurrency
 from fastiter.datasets import TupleDataset
 
 PATIENCE = 30.0  # seconds; a limit for what should come at once
@@ -137,6 +138,20 @@ def test_a_thread_that_finds_no_memory_for_its_own_work_loses_nothing(monkeypatc
             except MemoryError:
                 errors += 1
     assert indices == list(range(30)) and errors <= 1
+
+
+def test_a_thread_that_finds_no_memory_to_begin_is_an_error(monkeypatch):
+    """CPython waits without end for a thread that ends before its first instruction."""
+    monkeypatch.setattr(concurrency, "_START_SECONDS", 0.1)
+    count, bootstrap = threading.active_count(), threading.Thread._bootstrap
+    monkeypatch.setattr(threading.Thread, "_bootstrap", lambda thread: None)
+    iterator = MultithreadIterator(list(range(8)), 4, n_threads=2, shuffle=False)
+    with pytest.raises(RuntimeError, match="RLIMIT_AS"):
+        next(iterator)
+    assert threading.active_count() == count
+    monkeypatch.setattr(threading.Thread, "_bootstrap", bootstrap)
+    assert [next(iterator), next(iterator)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    iterator.finalize()
 
 
 def test_interrupt_ends_the_wait_and_loses_nothing():
