@@ -33,7 +33,7 @@ else:
 
 
 class _Started(threading.Event):
-    """What ``Thread.start`` waits for, in CPython without end if the thread finds no memory."""
+    """The event that ``Thread.start`` waits for, without end if a new thread finds no memory."""
 
     def wait(self, timeout: float | None = None) -> bool:
         if not super().wait(_START_SECONDS if timeout is None else timeout):
