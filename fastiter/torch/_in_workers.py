@@ -234,7 +234,10 @@ class WorkersIterator(LoaderIterator):
             elif not (self._seeds_examples or self._shares_rows):
                 # As torch's workers do: each has then drawn as many of its random numbers, however
                 # early the loop was left.
-                pool.wait_until(pool.ring.all_ready)
+                try:
+                    pool.wait_until(pool.ring.all_ready)
+                except WorkerDiedError as error:
+                    raise _died(error, str(error)) from error
             super()._reset(loader, first_iter)
             self._planner.epoch += 1
             self._executor.drop([])
@@ -355,7 +358,7 @@ class WorkersIterator(LoaderIterator):
         try:
             return self._executor.make(self._planner, plan)
         except WorkerDiedError as error:
-            raise _died(error, plan) from error
+            raise _died(error, _named(str(error), plan)) from error
 
     def _copy_ahead(self) -> None:
         assert self._copies is not None
@@ -445,12 +448,12 @@ def _named(text: str, plan: Plan) -> str:
     return text.replace(f"dataset index {plan.indices[0]}", batch)
 
 
-def _died(error: WorkerDiedError, plan: Plan) -> RuntimeError:
-    """The error of a batch that kills its workers, with the words of torch's."""
+def _died(error: WorkerDiedError, text: str) -> RuntimeError:
+    """The error of workers that die, with the words of torch's."""
     end = error.exit_reason
     by_signal = end.removeprefix("was killed by ")
     said = "exited unexpectedly" if by_signal == end else f"is killed by signal: {by_signal}"
-    return RuntimeError(f"DataLoader worker (pid {error.pid}) {said}: {_named(str(error), plan)}")
+    return RuntimeError(f"DataLoader worker (pid {error.pid}) {said}: {text}")
 
 
 def _error_of(failure: Failure, plan: Plan) -> Any:
@@ -458,7 +461,7 @@ def _error_of(failure: Failure, plan: Plan) -> Any:
     traceback as its text. It may be asked for again."""
     error = failure.error
     if isinstance(error, WorkerDiedError):
-        return _died(error, plan)
+        return _died(error, _named(str(error), plan))
     if isinstance(error, (DatasetError, DatasetTimeoutError)) and plan.request is not None:
         error.args = (_named(str(error), plan),)
         if isinstance(error, DatasetTimeoutError):

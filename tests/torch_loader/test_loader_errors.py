@@ -210,6 +210,18 @@ def test_a_worker_init_fn_that_ends_the_worker_is_named():
         list(DataLoader([0], num_workers=1, worker_init_fn=leave))
 
 
+def end_at_once(number):
+    os._exit(3)
+
+
+def test_workers_that_die_again_in_the_next_loop_are_told_in_torchs_words():
+    loader = DataLoader([0], num_workers=1, worker_init_fn=end_at_once, persistent_workers=True)
+    torchs = r"^DataLoader worker \(pid \d+\) exited unexpectedly"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=torchs):
+            list(loader)
+
+
 def five_does_not_pickle(rows):
     return (lambda: None) if 5 in rows else rows
 
