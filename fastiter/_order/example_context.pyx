@@ -112,7 +112,7 @@ cdef object of_many(n):
 
 
 @cython.auto_pickle(False)
-cdef class Turn:
+cdef class CurrentRow:
     """The place of the current one among the examples of one call."""
 
     cdef readonly Py_ssize_t place
@@ -124,12 +124,12 @@ def each(values):
     In a frame that an exception keeps, an iterator must not be left behind, as a comprehension of
     Python 3.11 does: it would end a later one's turn.
     """
-    cdef Turn turn
+    cdef CurrentRow turn
     context = of_many(len(values))
     if context is None:
         yield from values
         return
-    context.turn = turn = Turn()
+    context.turn = turn = CurrentRow()
     try:
         for value in values:
             yield value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-_START_SECONDS = 10.0  # that a new thread may take to its first instruction
+_START_SECONDS = 10  # that a new thread may take to its first instruction
 
 if TYPE_CHECKING:
     made_once = functools.cached_property
@@ -36,7 +36,10 @@ class _Started(threading.Event):
     """The event that ``Thread.start`` waits for, without end if a new thread finds no memory."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        if not super().wait(_START_SECONDS if timeout is None else timeout):
+        if timeout is not None:
+            return super().wait(timeout)
+        # In parts, of which one ends while the program is stopped, or another thread has the GIL.
+        if not any(super(_Started, self).wait(1.0) for _ in range(_START_SECONDS)):
             raise RuntimeError(
                 "can't start new thread: it found no memory to begin; raise RLIMIT_AS (ulimit -v)"
             )

@@ -56,7 +56,8 @@ LOADERS = """
 def profile(folder: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "loaders.py").write_text(textwrap.dedent(LOADERS))
     arguments = ("loaders.py:" + name, "--budget", "1", "--start-methods", "fork", *options)
-    return run("-m", "fastiter", "profile", *arguments, cwd=folder)
+    few = "ignore:This DataLoader will create:UserWarning"  # where there is one processor
+    return run("-W", few, "-m", "fastiter", "profile", *arguments, cwd=folder)
 
 
 def test_a_loader_is_measured_in_both_classes(tmp_path: Path) -> None:

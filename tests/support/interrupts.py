@@ -44,9 +44,11 @@ class Interrupts:
             return None
         if event != "line" or os.getpid() != self.pid:
             return self
-        # Tracing meets such a line again at the end of its block, before `__exit__`, where no
-        # signal handler runs: a lock would stay locked.
-        if linecache.getline(code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+        # No signal handler runs there, and the block around would be left without its `__exit__`,
+        # so that a lock stays locked, or Ctrl-C deferred: tracing meets a `with` again at the end
+        # of its block, and a `try` as an instruction that no table of exceptions has.
+        line = linecache.getline(code.co_filename, frame.f_lineno).lstrip()
+        if line.startswith(("with ", "try:")):
             return self
         place = code, frame.f_lineno
         if place not in self.seen if self.random is None else self.random.random() < self.share:
