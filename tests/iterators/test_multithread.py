@@ -142,7 +142,7 @@ def test_a_thread_that_finds_no_memory_for_its_own_work_loses_nothing(monkeypatc
 
 def test_a_thread_that_finds_no_memory_to_begin_is_an_error(monkeypatch):
     """CPython waits without end for a thread that ends before its first instruction."""
-    monkeypatch.setattr(concurrency, "_START_SECONDS", 0.1)
+    monkeypatch.setattr(concurrency, "_START_SECONDS", 1)
     count, bootstrap = threading.active_count(), threading.Thread._bootstrap
     monkeypatch.setattr(threading.Thread, "_bootstrap", lambda thread: None)
     iterator = MultithreadIterator(list(range(8)), 4, n_threads=2, shuffle=False)

@@ -118,7 +118,7 @@ def wait_for_ready(iterator):
     """Until the batches that were not taken over are complete on the host."""
     if isinstance(iterator, MultithreadIterator):
         for task in list(executor_of(iterator)._tasks):
-            task.wait()
+            task.wait(lambda: 0.25)
         return
     pool, ring = pool_of(iterator), ring_of(iterator)
     pool.wait()
