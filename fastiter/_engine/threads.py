@@ -166,7 +166,7 @@ class ThreadExecutor(Executor):
         """Look at the threads while the batch of that label is waited for."""
         threads = self._threads
         if threads is None:
-            return 0.0  # another thread has closed them, and wakes this one
+            return 0.25  # another thread has closed them, and ends this wait
         return threads.check() if self._limit is None else self._limit.check(threads, label)
 
     @property

@@ -33,12 +33,13 @@ else:
 
 
 class _Started(threading.Event):
-    """The event that ``Thread.start`` waits for, without end if a new thread finds no memory."""
+    """In place of the event that ``Thread.start`` waits for: of a thread that finds no memory to
+    begin it would wait without end."""
 
     def wait(self, timeout: float | None = None) -> bool:
         if timeout is not None:
             return super().wait(timeout)
-        # In parts, of which one ends while the program is stopped, or another thread has the GIL.
+        # In parts: while the program is stopped, or another thread has the GIL, only one ends.
         if not any(super(_Started, self).wait(1.0) for _ in range(_START_SECONDS)):
             raise RuntimeError(
                 "can't start new thread: it found no memory to begin; raise RLIMIT_AS (ulimit -v)"

@@ -48,7 +48,7 @@ CEILINGS = {
     "_ring": 4_290,
     "_stats": 1_420,
     "_threads": 1_433,
-    "_util": 1_242,
+    "_util": 1_243,
     "_workers": 4_733,
     "csrc": 10_073,
     "dataset": 1_542,
