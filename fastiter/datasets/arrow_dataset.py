@@ -245,34 +245,9 @@ class ArrowDataset(BatchedDataset):
         """The columns of a table, or, without a table, the known facts about the columns of a
         dataset's own examples."""
         is_bare = isinstance(self._names, str) or names == [""]
-        if isinstance(self._names, str):
-            chosen = [self._names]
-        else:
-            chosen = names if self._names is None else self._names
-        for name in chosen:
-            if name not in names:
-                raise KeyError(f"there is no column {name!r} among {names!r:.200}")
-        padding = self._padding if isinstance(self._padding, Mapping) else {}
-        fill_of = padding.get if padding is self._padding else lambda _: self._padding
-        given = {"padding": padding, "decode": self._decode}
-        for argument, columns_named in given.items():
-            for name in columns_named:
-                if name not in chosen:
-                    raise KeyError(f"{argument} names {name!r}, no column of {chosen!r:.200}")
-        if self._names is not None and len(set(chosen)) != max(1, len(chosen)):
-            raise ValueError(
-                f"columns must name at least one column, and each once, not {self._names!r:.80}"
-            )
-        for name, function in self._decode.items():
-            if not callable(function):
-                raise TypeError(f"decode of column {name!r} must be callable, not {function!r:.80}")
-        if is_bare and self._nulls == "mask":
-            raise ValueError(
-                "nulls='mask' adds fields, but examples are single values: name the column in a "
-                "list, or pass nulls='none'"
-            )
-        if not chosen:
-            raise ValueError("the source has no columns: there is nothing to make examples of")
+        chosen = self._chosen(names, is_bare)
+        padding = self._padding
+        fill_of = padding.get if isinstance(padding, Mapping) else lambda _: padding
         columns: dict[str, Any] = {}
         lists: set[Any] = set()
         fills: dict[str, Any] = {}
@@ -291,27 +266,58 @@ class ArrowDataset(BatchedDataset):
                     )
                 columns[f"{name}_valid"] = is_valid
             is_array = getattr(column, "is_array", False)  # of lengths of their own
-            is_text = getattr(column, "text", str) is not None
-            if is_text and not is_array and name not in self._decode:
-                lists.add(name)
-            if getattr(column, "levels", 0) > 0 or is_array:
-                fill = fills[name] = fill_of(name)
-                if fill is not None and name not in self._decode:
-                    arrow_types.check_padding(name, fill, column.dtype)
-            if getattr(column, "levels", 0) > 1 and name not in self._decode:
-                nested[None if is_bare else name] = column.dtype
             is_ragged |= is_array
+            levels, is_decoded = getattr(column, "levels", 0), name in self._decode
+            if levels > 0 or is_array:
+                fill = fills[name] = fill_of(name)
+                if fill is not None and not is_decoded:
+                    arrow_types.check_padding(name, fill, column.dtype)
+            if levels > 1 and not is_decoded:
+                nested[None if is_bare else name] = column.dtype
+            is_text = getattr(column, "text", str) is not None
+            if is_text and not is_array and not is_decoded:
+                lists.add(None if is_bare else name)
         return Columns(
             None if is_bare else dict,
             tuple(columns) if table is not None else tuple(chosen),
             tuple(SourceColumn(column, rows) for column in columns.values()),
             views=False,
             fills=self._fills(fills, is_bare),
-            lists=frozenset([None]) if is_bare and lists else frozenset(lists),
+            lists=frozenset(lists),
             nested=nested,
             by_example=self._own is not None or bool(self._decode) or is_ragged,
             row_groups=self._groups,
         )
+
+    def _chosen(self, names: list[str], is_bare: bool) -> list[str]:
+        """Those of the source's columns that examples have; refuses arguments that do not fit."""
+        if isinstance(self._names, str):
+            chosen = [self._names]
+        else:
+            chosen = names if self._names is None else self._names
+        padded = self._padding if isinstance(self._padding, Mapping) else ()
+        for name in chosen:
+            if name not in names:
+                raise KeyError(f"there is no column {name!r} among {names!r:.200}")
+        for argument, named in (("padding", padded), ("decode", self._decode)):
+            for name in named:
+                if name not in chosen:
+                    raise KeyError(f"{argument} names {name!r}, no column of {chosen!r:.200}")
+        if self._names is not None and len(set(chosen)) != max(1, len(chosen)):
+            raise ValueError(
+                f"columns must name at least one column, and each once, not {self._names!r:.80}"
+            )
+        for name, function in self._decode.items():
+            if not callable(function):
+                raise TypeError(f"decode of column {name!r} must be callable, not {function!r:.80}")
+        if is_bare and self._nulls == "mask":
+            raise ValueError(
+                "nulls='mask' adds fields, but examples are single values: name the column in a "
+                "list, or pass nulls='none'"
+            )
+        if not chosen:
+            raise ValueError("the source has no columns: there is nothing to make examples of")
+        return chosen
 
     def _fills(self, padded: dict[str, Any], is_bare: bool) -> Any:
         """The fill values of list columns, as concat_examples takes them."""

@@ -73,10 +73,39 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._prepare(is_serial=loader.num_workers == 0)
         _follow_torchs_next()
         renew_in_child(self)
+        self._take_settings(loader)
+        main = None if resume is None else resume.main
+        of_program = torch.get_rng_state()
+        if main is not None:  # so that what is drawn now is what was drawn then
+            set_states(self._generators, main["_generator_states"])
+        self._generator_states = states_of(self._generators)
+        self._sampler_epoch = self._epoch_of(loader)
+        self._open(loader, main)
+        self._take_dataset(loader)
+        if self._owner is not None and loader.generator is None:
+            torch.set_rng_state(of_program)
+            self._base_epoch = self._owner.epoch if main is None else main["_base_epoch"]
+            self._base_seed = self._owner.base_seed(self._base_epoch)
+        self._example_seed = self._base_seed, 0
+        self._sampler_iter = self._keys_of(main)
+        self._begin_count(resume)
+        if resume is None:
+            return
+        set_states(self._generators, resume.main["_key_states"] or [])
+        self._sampler_iter.load(resume.main, resume.is_finished, self._is_iterable)
+        self._IterableDataset_len_called = resume.main["_IterableDataset_len_called"]
+        self._shared_seed = resume.main["_shared_seed"]
+        if resume.main["_example_seed"] is not None:
+            self._example_seed = tuple(resume.main["_example_seed"])
+        if self._draws_globally:  # so does the program
+            torch.set_rng_state(of_program)
+
+    def _take_settings(self, loader: DataLoader[Any]) -> None:
         self._iterations = loader._iterations
         self._last_iteration = loader._last_iteration
         self._counted = self._iterations.begin(self)
         self._returns_indices = loader.return_indices
+        self._seeds_examples = loader.seed_examples
         self._copies = DeviceCopies.of(loader)
         self._policy: KeyPolicy | None = None
         if loader.on_error != "raise":
@@ -85,13 +114,19 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._generators = generators_of(loader)
         self._draws_globally = torch.default_generator in self._generators
         self._facts = self._facts_of(loader)
-        former = torch.get_rng_state()
-        if resume is not None:  # so that what is drawn now is what was drawn then
-            set_states(self._generators, resume.main["_generator_states"])
-        self._generator_states = states_of(self._generators)
-        self._sampler_epoch = self._epoch_of(loader)
-        self._seeds_examples = loader.seed_examples
-        moved, opened = self._move_opening(loader, resume and resume.main)
+
+    def _take_dataset(self, loader: DataLoader[Any]) -> None:
+        """Note what is known of the dataset, which torch's class may have replaced."""
+        self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
+        self._dataset = fetched(loader) if self._dataset is loader.dataset else self._dataset
+        tokens = tokens_of(self._dataset)
+        if tokens is not None:
+            self._count_tokens = functools.partial(_tokens_in, tokens, self._auto_collation)
+
+    def _open(self, loader: Any, main: dict[str, Any] | None) -> None:
+        """Open the sampler, and draw the base seed, in the order in which torch's iterators do it,
+        or did it when the state was saved."""
+        moved, opened = self._move_opening(loader, main)
         super().__init__(loader)
         kind = "MultiProcessing" if loader.num_workers else "SingleProcess"
         self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as torch's
@@ -100,14 +135,14 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             set_states(self._generators, self._generator_states)
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         # Workers that persist have the base seed of their first epoch.
-        self._is_reset = resume is not None and resume.main["_is_reset"]
-        if resume is not None and self._is_reset:
-            self._base_seed = resume.main["_base_seed"]
+        self._is_reset = main is not None and main["_is_reset"]
+        if main is not None and self._is_reset:
+            self._base_seed = main["_base_seed"]
             set_states(self._generators, self._generator_states)
-        is_again = loader.num_workers > 0 if resume is None else resume.main["_opens_again"]
+        is_again = loader.num_workers > 0 if main is None else main["_opens_again"]
         self._opens_again = is_again and self._owner is None
         keeps_reset = _is_unchanged(torch_dataloader._BaseDataLoaderIter._reset)
-        if resume is None and self._opens_again and self._shared_seed is None and keeps_reset:
+        if main is None and self._opens_again and self._shared_seed is None and keeps_reset:
             # The sampler is opened again for the first key, when the workers have been started.
             self._sampler_iter, self._num_yielded = None, 0
         elif (self._opens_again or self._is_reset) and not is_early:
@@ -120,25 +155,6 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             opened = None if opened is None else iter(drawn_from(self._index_sampler))
         if opened is not None:
             self._sampler_iter = opened
-        self._dataset = fetched(loader) if self._dataset is loader.dataset else self._dataset
-        tokens = tokens_of(self._dataset)
-        if tokens is not None:
-            self._count_tokens = functools.partial(_tokens_in, tokens, self._auto_collation)
-        if self._owner is not None and loader.generator is None:
-            torch.set_rng_state(former)
-            epoch = self._owner.epoch if resume is None else resume.main["_base_epoch"]
-            self._base_epoch, self._base_seed = epoch, self._owner.base_seed(epoch)
-        self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
-        self._sampler_iter = self._keys_of(resume and resume.main)
-        self._begin_count(resume)
-        if resume is not None:
-            set_states(self._generators, resume.main["_key_states"] or [])
-            self._sampler_iter.load(resume.main, resume.is_finished, self._is_iterable)
-        self._example_seed = self._base_seed, 0
-        if resume is not None:
-            self._load(resume)
-            if self._draws_globally:  # so does the program
-                torch.set_rng_state(former)
 
     def _move_opening(self, loader: Any, main: dict[str, Any] | None) -> tuple[bool, Any]:
         """Whether a sampler's iterator, which may draw as it is made, was made at another step in
@@ -468,13 +484,6 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         for _ in range(resume.n_more):
             self._next_data()
         plans.progress = plans.progress._replace(skips=skips)
-
-    def _load(self, resume: Resume) -> None:
-        main = resume.main
-        self._IterableDataset_len_called = main["_IterableDataset_len_called"]
-        self._shared_seed = main["_shared_seed"]
-        if main["_example_seed"] is not None:
-            self._example_seed = tuple(main["_example_seed"])
 
 
 def _is_unchanged(function: Any) -> bool:

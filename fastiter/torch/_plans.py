@@ -116,24 +116,22 @@ class Plans(TurnPlanQueue):
             number, first, size, keys = self.keys.draw(state.position, state.n_keys)
         except StopIteration:
             return Plan(None, state._replace(is_finished=True))
-        made = state.n_made[worker]
-        n_made = (*state.n_made[:worker], made + size, *state.n_made[worker + 1 :])
-        asks_schema = self.n_schemas > state.n_schemas
+        epoch, place = self.keys.origin(number, first)
         seeds = None
         if self.example_seed is not None:
             seeds = self.keys.seeds(self.example_seed, number, first, keys)
-        epoch, place = self.keys.origin(number, first)
         row_keys = keys if self.is_batched else [keys]
-        rows = None
         is_given = type(keys) is np.ndarray and not self.keys.makes_arrays  # by the program
+        rows = None
         if (self.shares_rows or self.by_indices) and not is_given:
             rows = index_array(row_keys, self.most)
         is_of_rows = rows is not None or (self.shares_rows and can_share_rows(row_keys, self.rows))
-        state = PlanCounts(  # takes half the time of `_replace`
+        made = state.n_made[worker]
+        after = PlanCounts(  # takes half the time of `_replace`
             number + 1,
             epoch,
             last_worker=worker,
-            n_made=n_made,
+            n_made=(*state.n_made[:worker], made + size, *state.n_made[worker + 1 :]),
             n_keys=first + size,
             size=size,
             n_asked=state.n_asked,
@@ -141,39 +139,24 @@ class Plans(TurnPlanQueue):
             is_finished=state.is_finished,  # by a loaded state, whose last batches come again
         )
         n = len(keys) if self.is_batched else 1
+        facts: dict[str, Any] = {"origin": (epoch, n, 1), "first": place, "number": number}
         if is_of_rows:
             if not self.shares_rows and self.in_order and seeds is None:
                 self.order, self.cutter = self.keys.order_after(number), self.keys.cutter
-            return Plan(
-                rows,
-                state,
-                worker=-1 if self.shares_rows else worker,  # -1: of no one worker
-                origin=(epoch, n, 1),
-                first=place,
-                number=number,
-                seeds=seeds,
-                keys=row_keys,
-            )
+            worker = -1 if self.shares_rows else worker  # -1: of no one worker
+            return Plan(rows, after, worker=worker, seeds=seeds, keys=row_keys, **facts)
         if type(keys) is np.ndarray and not is_given:
             keys = keys.tolist()
-        origin = None
+        row_origin = None
         if self.row_seed is not None:
-            origin = (self.row_seed, epoch, 0) if place < 0 else (self.row_seed, place, 1)
+            row_origin = (self.row_seed, epoch, 0) if place < 0 else (self.row_seed, place, 1)
+        asks_schema = self.n_schemas > state.n_schemas
         room = room_for(max(n, self.n_largest), self.rows) if asks_schema else 0
         request = Request(
-            keys, self.epoch, made, self.wants_state, room, self.shared_seed, seeds, origin
+            keys, self.epoch, made, self.wants_state, room, self.shared_seed, seeds, row_origin
         )
-        return Plan(
-            np.array([number], np.int64),
-            state,
-            None,
-            request,
-            worker,
-            origin=(epoch, n, 1),
-            first=place,
-            number=number,
-            n_valid=n,
-        )
+        numbers = np.array([number], np.int64)
+        return Plan(numbers, after, None, request, worker, n_valid=n, **facts)
 
     def use_schema(self, schema: Schema | None) -> None:
         """Plan batches that have room in these columns by indices."""
