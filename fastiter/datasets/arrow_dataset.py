@@ -249,15 +249,12 @@ class ArrowDataset(BatchedDataset):
         padding = self._padding
         fill_of = padding.get if isinstance(padding, Mapping) else lambda _: padding
         columns: dict[str, Any] = {}
-        lists: set[Any] = set()
         fills: dict[str, Any] = {}
-        nested: dict[Any, Any] = {}
-        is_ragged = False
+        lists, nested, is_ragged = set(), {}, False
         for name in chosen if table is not None else ():
-            column, is_valid = self._column(
-                name, table.schema.field(name), table.column(name), rows
-            )
-            columns[name] = column
+            field, chunked = table.schema.field(name), table.column(name)
+            columns[name], is_valid = self._column(name, field, chunked, rows)
+            column = columns[name]
             if is_valid is not None:
                 if f"{name}_valid" in chosen:
                     raise ValueError(
@@ -274,8 +271,7 @@ class ArrowDataset(BatchedDataset):
                     arrow_types.check_padding(name, fill, column.dtype)
             if levels > 1 and not is_decoded:
                 nested[None if is_bare else name] = column.dtype
-            is_text = getattr(column, "text", str) is not None
-            if is_text and not is_array and not is_decoded:
+            if getattr(column, "text", str) is not None and not (is_array or is_decoded):
                 lists.add(None if is_bare else name)
         return Columns(
             None if is_bare else dict,
@@ -291,10 +287,8 @@ class ArrowDataset(BatchedDataset):
 
     def _chosen(self, names: list[str], is_bare: bool) -> list[str]:
         """Those of the source's columns that examples have; refuses arguments that do not fit."""
-        if isinstance(self._names, str):
-            chosen = [self._names]
-        else:
-            chosen = names if self._names is None else self._names
+        chosen = names if self._names is None else self._names
+        chosen = [chosen] if isinstance(chosen, str) else chosen
         padded = self._padding if isinstance(self._padding, Mapping) else ()
         for name in chosen:
             if name not in names:

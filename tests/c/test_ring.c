@@ -1,5 +1,6 @@
 /* The ring step by step in one thread: layout, words, each line of the state tables, ranges, rings,
- * reset. What deaths, leases and corrupt words do is in test_ring_faults.c. */
+ * reset. What deaths, leases and corrupt words do is in test_ring_faults.c, what slow workers do in
+ * test_ring_hedges.c. */
 #include "ring_fixture.h"
 
 /* ---- the origin of a batch ------------------------------------------------------------------ */
