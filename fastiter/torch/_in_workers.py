@@ -268,22 +268,10 @@ class WorkersIterator(LoaderIterator):
         if type(reply) is Reply:
             if isinstance(reply.batch, ExceptionWrapper):
                 return before, Failure(_raised_by(reply.batch))
-            if reply.state is not None:
-                number = plan.worker
-                states = (*before.states[:number], reply.state, *before.states[number + 1 :])
-                after = after._replace(states=states)
-            if reply.is_end:
-                is_active = list(before.is_active)
-                is_active[plan.worker] = False
-                after = after._replace(is_active=tuple(is_active))
-            if reply.n_rows is not None:
-                plan.n_valid = reply.n_rows
+            after = self._note_reply(plan, reply, before)
             if reply.is_end or asks_state(plan):
                 plan.progress = after
                 return None
-            if reply.schema is not None and not plans.by_indices:
-                pool.ring.use_schema(reply.schema)
-                plans.use_schema(pool.ring.schema)
             reply = reply.batch
             if isinstance(reply, Failure):
                 if type(reply) is not AllSkipped:
@@ -298,6 +286,23 @@ class WorkersIterator(LoaderIterator):
         if self._takes_snapshots and self._interval and after.n_yielded % self._every == 0:
             after = after._replace(snapshot=self._snapshot_now(after, plan), n_more_keys=0)
         return after, reply
+
+    def _note_reply(self, plan: Plan, reply: Reply, before: Delivered) -> Delivered:
+        """Note what a worker has told beside its batch; the progress with it."""
+        after, number, plans = before, plan.worker, self._planner
+        if reply.state is not None:
+            states = (*before.states[:number], reply.state, *before.states[number + 1 :])
+            after = after._replace(states=states)
+        if reply.is_end:
+            is_active = (*before.is_active[:number], False, *before.is_active[number + 1 :])
+            after = after._replace(is_active=is_active)
+        if reply.n_rows is not None:
+            plan.n_valid = reply.n_rows
+        pool = self._executor.pool
+        if pool is not None and reply.schema is not None and not plans.by_indices:
+            pool.ring.use_schema(reply.schema)
+            plans.use_schema(pool.ring.schema)
+        return after
 
     def _passed(self, after: Delivered, plan: Plan) -> Delivered:
         """The progress with a batch of which nothing comes."""
