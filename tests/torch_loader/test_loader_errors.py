@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 
@@ -319,3 +320,150 @@ def test_a_fork_of_the_program_is_told_to_make_a_new_loader():
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert len(list(iterator)) == 4
+
+
+# ---- exceptions of any class --------------------------------------------------------------------
+
+
+def made_locally(base: type[Exception]) -> type[Exception]:
+    class LocalError(base):  # type: ignore[misc,valid-type]
+        pass
+
+    return LocalError
+
+
+class TwoArgumentsError(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+class KeywordError(ValueError):
+    def __init__(self, *, message: str) -> None:
+        super().__init__(message)
+
+
+class UnloadableError(Exception):
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+class UnpicklableError(OSError):
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("it does not pickle")
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("it has no text")
+
+
+class MessageError(Exception):
+    """As ExceptionGroup: it has a message, and takes none by this name."""
+
+    message = "is there"
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text, number)
+
+
+class HoldsLockError(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+EXCEPTIONS = {
+    "KeyError": lambda: KeyError("the text"),
+    "FileNotFoundError": lambda: FileNotFoundError(2, "No such file", "the text"),
+    "UnicodeDecodeError": lambda: UnicodeDecodeError("utf8", b"a", 0, 1, "the text"),
+    "several arguments": lambda: TwoArgumentsError("the", "text"),
+    "keyword": lambda: KeywordError(message="the text"),
+    "unloadable": lambda: UnloadableError("the text"),
+    "unpicklable": lambda: UnpicklableError("the text"),
+    "holds a lock": lambda: HoldsLockError("the text"),
+    "str raises": lambda: NoTextError("the text"),
+}
+LocalError = made_locally(Exception)
+LocalLookupError = made_locally(LookupError)
+LOCAL = {  # torch's loader waits for ever
+    "local": (lambda: LocalError("the text"), DatasetError),
+    "local LookupError": (lambda: LocalLookupError("the text"), LookupError),
+    # torch raises a TypeError of the class' own, without the text.
+    "message": (lambda: MessageError("the text", 3), RuntimeError),
+}
+
+
+class Failing(torch_data.Dataset):
+    def __init__(self, make: Any, index: int) -> None:
+        self.make, self.index = make, index
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.index:
+            raise self.make()
+        return index
+
+
+def raised(loader_class: Any, make: Any, index: int, **arguments: Any) -> tuple[Exception, int]:
+    """The error of an epoch, and the number of batches besides."""
+    iterator = iter(loader_class(Failing(make, index), 2, **arguments))
+    batches, errors = 0, []
+    while True:
+        try:
+            next(iterator)
+            batches += 1
+        except StopIteration:
+            break
+        except Exception as error:
+            errors.append(error)
+    (error,) = errors
+    return error, batches
+
+
+def text_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except ValueError:
+        return ""
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+@pytest.mark.parametrize("index", [0, 9])
+@pytest.mark.parametrize("collate_fn", [None, list], ids=["default", "own"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_exceptions_are_of_torchs_type_and_have_the_text(
+    name: str, index: int, collate_fn: Any, num_workers: int
+) -> None:
+    arguments = {"collate_fn": collate_fn, "num_workers": num_workers}
+    expected, found = (
+        raised(loader_class, EXCEPTIONS[name], index, **arguments)
+        for loader_class in (torch_data.DataLoader, DataLoader)
+    )
+    assert type(found[0]) is type(expected[0])
+    assert found[1] == expected[1] == 5
+    if name != "str raises":
+        assert "the text" in text_of(found[0])
+        for part in ("Caught ", " in DataLoader worker process 0.\nOriginal Traceback", "getitem"):
+            assert (part in text_of(found[0])) == (part in text_of(expected[0])) == num_workers
+
+
+@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("index", [0, 9])
+@pytest.mark.parametrize("collate_fn", [None, list], ids=["default", "own"])
+def test_exceptions_that_torch_cannot_tell_of(name: str, index: int, collate_fn: Any) -> None:
+    make, kind = LOCAL[name]
+    error, batches = raised(DataLoader, make, index, collate_fn=collate_fn, num_workers=1)
+    assert type(error) is kind and batches == 5
+    for part in ("the text", "in DataLoader worker process 0.\nOriginal Trace", "__getitem__"):
+        assert part in str(error)
+
+
+def test_tracebacks_have_line_numbers() -> None:
+    for num_workers in (0, 1):
+        error, _ = raised(DataLoader, EXCEPTIONS["KeyError"], 3, num_workers=num_workers)
+        entry = error.__traceback__
+        while entry is not None:
+            assert type(entry.tb_lineno) is int
+            entry = entry.tb_next
