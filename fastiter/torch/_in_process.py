@@ -6,7 +6,7 @@ import collections
 import functools
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, _utils
@@ -30,9 +30,6 @@ from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._keys import cut_off, is_cut_off
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
 from fastiter.torch._state import Resume, begin_fetching, is_any_stateful, state_of
-
-if TYPE_CHECKING:
-    from fastiter.torch._loader import DataLoader
 
 _FAILURES = (Failure, AllSkipped)
 _default_collate = functools.partial(collate_by, stack_again)
@@ -168,7 +165,7 @@ class Begun(NamedTuple):
 class InProcessIterator(LoaderIterator):
     """Fetches each batch when it is asked for."""
 
-    def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
+    def __init__(self, loader: Any, resume: Resume | None) -> None:
         super().__init__(loader, resume)
         self._planner = Plans(1, MOST_ROWS, True, self._auto_collation)
         if self._timeout:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data import BatchSampler, IterDataPipe, MapDataPipe, _utils
@@ -35,9 +35,6 @@ from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, asks_state, index
 from fastiter.torch._state import Resume, hold_state, is_own, may_change_data
 from fastiter.torch._statistics import Adjustment, ahead
 from fastiter.torch._worker import LoaderJob, Reply, plain_attributes
-
-if TYPE_CHECKING:
-    from fastiter.torch._loader import DataLoader
 
 logger = logging.getLogger("fastiter")
 _CALLER = Caller("multiprocessing_context", "iter(loader)", "pass num_workers=0")
@@ -83,7 +80,7 @@ class WorkersIterator(LoaderIterator):
     _adjustment: Adjustment | None = None  # of the number of workers
     _has_told = False  # that a worker's part of a stream is read again
 
-    def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
+    def __init__(self, loader: Any, resume: Resume | None) -> None:
         super().__init__(loader, resume)
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0 where there are workers")
@@ -103,7 +100,7 @@ class WorkersIterator(LoaderIterator):
             self._use_new_pool(loader, resume)
             self._begin(resume)
 
-    def _rows_of(self, loader: DataLoader[Any]) -> tuple[int, Any]:
+    def _rows_of(self, loader: Any) -> tuple[int, Any]:
         """Most examples in a batch from columns, and its converter; 0 if whole batches have to be
         made one by one."""
         rows = self._most_rows()
@@ -127,14 +124,14 @@ class WorkersIterator(LoaderIterator):
         rows = offered(self._index_sampler, "batch_size")
         return max(1, min(rows, MOST_ROWS)) if type(rows) is int else _UNKNOWN_ROWS
 
-    def _use_new_pool(self, loader: DataLoader[Any], resume: Resume | None) -> None:
+    def _use_new_pool(self, loader: Any, resume: Resume | None) -> None:
         """Make the pool, whose workers `_begin` starts."""
         self._n_spilled = 0
         executor = ProcessExecutor(None, self._lock, self._timer, policy=self._policy)
         self._executor = self._counted.executor = executor
         executor.use(self._new_pool(loader, resume))
 
-    def _new_pool(self, loader: DataLoader[Any], resume: Resume | None) -> Pool:
+    def _new_pool(self, loader: Any, resume: Resume | None) -> Pool:
         states: list[Any] = [None] * self._num_workers
         if resume is not None and resume.has_worker_state:
             states = [

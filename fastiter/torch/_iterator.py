@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from fastiter._engine.executor import Executor
     from fastiter._plan.state import Skipped
-    from fastiter.torch._loader import DataLoader
 
 
 class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
@@ -69,7 +68,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
 
     _next_data: Any = Loop.__next__  # as torch's `__next__` calls it
 
-    def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
+    def __init__(self, loader: Any, resume: Resume | None) -> None:
         self._prepare(is_serial=loader.num_workers == 0)
         _follow_torchs_next()
         renew_in_child(self)
@@ -100,7 +99,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if self._draws_globally:  # so does the program
             torch.set_rng_state(of_program)
 
-    def _take_settings(self, loader: DataLoader[Any]) -> None:
+    def _take_settings(self, loader: Any) -> None:
         self._iterations = loader._iterations
         self._last_iteration = loader._last_iteration
         self._counted = self._iterations.begin(self)
@@ -115,7 +114,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._draws_globally = torch.default_generator in self._generators
         self._facts = self._facts_of(loader)
 
-    def _take_dataset(self, loader: DataLoader[Any]) -> None:
+    def _take_dataset(self, loader: Any) -> None:
         """Note what is known of the dataset, which torch's class may have replaced."""
         self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
         self._dataset = fetched(loader) if self._dataset is loader.dataset else self._dataset
@@ -221,7 +220,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if plans.row_seed is not None:
             self._executor.seed = plans.row_seed
 
-    def _facts_of(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
+    def _facts_of(self, loader: Any) -> dict[str, Any] | None:
         """Facts known about the epoch when it begins. Samplers that are not torch's may take long
         to count their keys: their length is taken with the state."""
         known = is_torchs(drawn_from(loader._index_sampler))
