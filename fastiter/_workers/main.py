@@ -206,8 +206,7 @@ def _run(arguments: WorkerArguments) -> int:
             raise failed
         job = arguments.job()
         if isinstance(job, Shared):
-            image, job = job, _value_of(job, arguments.advice)
-            image.close()
+            job = _value_of(job, arguments.advice)
             thread_limits.limit_threads()  # of what the dataset imported; worker_init may raise it
             _seed_torch(digest)  # the dataset may have imported it
         if arguments.number_pipe.fd >= 0:
@@ -238,7 +237,7 @@ def _run(arguments: WorkerArguments) -> int:
 
 def _value_of(image: Shared[Job], advice: str) -> Job:
     try:
-        return image.value
+        return image._take()
     except AttributeError as error:
         if "_main__'" not in str(error):
             raise

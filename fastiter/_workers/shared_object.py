@@ -131,22 +131,31 @@ class Shared(Generic[T]):
             Errors of loading the pickle; MemoryError if the address space is used up;
             ValueError if the handle was closed before.
         """
-        try:
+        if "value" in self._loaded:
             return self._loaded["value"]
-        except KeyError:
-            pass
         if self._image.fd < 0:
             raise ValueError("this handle was closed in this process before its value was loaded")
         before, _context.loading = _context.loading, self._carried
         collects = gc.isenabled()
         gc.disable()  # else it walks through all that is loaded, again and again
         try:
-            value = unpack(self._image.map(), mapped=[map_file(file) for file in self._files])
+            files = [map_file(file) for file in self._files]
+            # Into no variable: a module that is imported now may keep a traceback, and with it this
+            # frame. Another thread may have been faster.
+            self._loaded.setdefault("value", unpack(self._image.map(), mapped=files))
         finally:
             _context.loading = before
             if collects:
                 gc.enable()
-        return self._loaded.setdefault("value", value)  # another thread may have been faster
+        return self._loaded["value"]
+
+    def _take(self) -> T:
+        """`value`, which the handle forgets; it is closed."""
+        try:
+            return self.value
+        finally:
+            self._loaded.clear()
+            self.close()
 
     @property
     def nbytes(self) -> int:

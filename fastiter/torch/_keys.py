@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import sys
 from collections.abc import Iterator
@@ -235,6 +236,16 @@ def _changed(
     return sampler
 
 
+@functools.cache
+def _reads_size_once() -> bool:
+    """Whether an iteration of torch's `BatchSampler` with drop_last has one size, as since 2.6."""
+    batches = BatchSampler(range(3), 1, True)
+    iterator = iter(batches)
+    next(iterator)
+    batches.batch_size = 2
+    return len(next(iterator)) == 1
+
+
 def _has_order(sampler: Any) -> bool:
     if not is_permutation(sampler):
         return is_own(sampler, SequentialSampler)
@@ -448,11 +459,12 @@ class SamplerKeys:
     def _size(self) -> int:
         """The keys of the next batch."""
         if self.cutter is None:
-            # As torch's iterator, which reads drop_last with its first batch; if that is set, the
-            # size, too.
+            # As torch's iterator, which reads drop_last with its first batch.
             batches = self._batches if self._cuts else SimpleNamespace(batch_size=1)
             self._drops = self._cuts and batches.drop_last
-            self.cutter = SimpleNamespace(batch_size=batches.batch_size) if self._drops else batches
+            self.cutter = batches
+            if self._drops and _reads_size_once():
+                self.cutter = SimpleNamespace(batch_size=batches.batch_size)
         size = int(self.cutter.batch_size)
         if size < 1:
             raise ValueError(f"batch_size of the batch sampler is {size}: it must be positive")

@@ -77,12 +77,13 @@ _CONTEXTS = (
 )
 _T_co = TypeVar("_T_co", covariant=True)
 _Function = TypeVar("_Function", bound=Any)
-_torch_context: Any = torch.utils.data.DataLoader.multiprocessing_context
+_torchs: Any = torch.utils.data.DataLoader  # whatever its name means later
+_torch_context: Any = _torchs.multiprocessing_context
 
 
 @functools.cache
 def _torch_takes_in_order() -> bool:  # since 2.6; asked late: the pages are built without torch
-    return "in_order" in inspect.signature(torch.utils.data.DataLoader).parameters
+    return "in_order" in inspect.signature(_torchs).parameters
 
 
 def untraced(function: _Function) -> _Function:

@@ -332,9 +332,22 @@ def _replace(old: type, new: type) -> None:
     for name, module in list(sys.modules.items()):
         names = getattr(module, "__dict__", None)
         if type(names) is dict and name.partition(".")[0] != "fastiter":
-            for key, value in list(names.items()):
-                if value is old:
-                    names[key] = new
+            for each in (names, *_globals_of_functions(names)):
+                for key, value in list(each.items()):
+                    if value is old:
+                        each[key] = new
+
+
+def _globals_of_functions(names: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """In a process of multiprocessing, the main module's names are a copy: its functions have
+    others, which a fork server has made before."""
+    if names.get("__name__") != "__mp_main__":
+        return
+    for value in list(names.values()):
+        for one in (value, *vars(value).values()) if isinstance(value, type) else (value,):
+            if type(one) is types.FunctionType and one.__module__ == "__mp_main__":
+                yield one.__globals__
+                return
 
 
 def _reduced(loader: Any, protocol: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import itertools
 import os
 import random
@@ -530,6 +531,42 @@ class Closed(Dataset):
 
 def test_a_dataset_that_was_loaded_in_a_worker_goes_with_it(tmp_path: Path) -> None:
     loader = DataLoader(Closed(tmp_path / "end"), 2, num_workers=1, multiprocessing_context="spawn")
+    assert [x.tolist() for x in loader] == [[0, 1], [2, 3]]
+    assert (tmp_path / "end").read_text() == "gone"
+
+
+KEEPS_FRAMES = """
+import os
+
+try:
+    import a_module_that_is_not_there
+except ImportError as error:
+    kept = error  # with the frames of all that import this module
+
+
+class Closed:
+    def __init__(self, path):
+        self.path, self.pid = path, os.getpid()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+    def __del__(self):
+        if os.getpid() != self.pid:
+            self.path.write_text("gone")
+"""
+
+
+def test_so_does_one_whose_module_keeps_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keeps_frames.py").write_text(KEEPS_FRAMES)
+    monkeypatch.syspath_prepend(tmp_path)
+    dataset = importlib.import_module("keeps_frames").Closed(tmp_path / "end")
+    loader = DataLoader(dataset, 2, num_workers=1, multiprocessing_context="spawn")
     assert [x.tolist() for x in loader] == [[0, 1], [2, 3]]
     assert (tmp_path / "end").read_text() == "gone"
 

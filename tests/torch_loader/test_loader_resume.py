@@ -693,6 +693,7 @@ def by_torch_save(loader):
 COPIES = [by_pickle, copy.deepcopy, copy.copy, by_torch_save]
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 4), reason="torch's generators do not pickle")
 @pytest.mark.parametrize("copied", COPIES)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("loader_class", [torch_data.DataLoader, DataLoader])

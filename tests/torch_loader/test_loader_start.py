@@ -60,7 +60,8 @@ class Sources:
         return repr((set(linecache.cache) - known, hasattr(sys, "tracebacklimit")))
 
 known = set(linecache.cache)
-assert next(iter(DataLoader(Sources(), num_workers=1))) == ["(set(), False)"]
+loader = DataLoader(Sources(), num_workers=1, multiprocessing_context="fork")
+assert next(iter(loader)) == ["(set(), False)"]
 """
 
 

@@ -296,7 +296,8 @@ def test_it_can_be_switched_off(machine, monkeypatch):
 def test_without_an_accelerator_as_torch(workers):
     told = []
     for cls in (torch_data.DataLoader, DataLoader):
-        with pytest.warns(UserWarning, match="pin_memory") as found:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
             loader = cls(
                 long_rows(8), 4, num_workers=workers, pin_memory=True, pin_memory_device="cuda"
             )

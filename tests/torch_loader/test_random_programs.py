@@ -26,6 +26,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:worker processes are forked:RuntimeWarning",
     "ignore:This DataLoader will create",
     "ignore:Length of IterableDataset",
+    # The end of an iterator of torch's whose constructor has failed, up to 2.5.
+    "ignore:.*_MultiProcessingDataLoaderIter.__del__:pytest.PytestUnraisableExceptionWarning",
 )
 
 PROGRAMS = 60
