@@ -68,13 +68,28 @@ cdef extern from *:
         return denied;
     }
 
+    #if PY_VERSION_HEX >= 0x030D0000 && !defined(Py_GIL_DISABLED)
+    /* Is called for the dictionary, or for each attribute's value: 2 if it is the former, perhaps. */
+    static int fi_visit_attribute(PyObject *found, void *unused)
+    {
+        return PyDict_CheckExact(found) && unused == NULL ? 2 : 1;
+    }
+    #endif
+
     /* Whether an object has attributes of its own. CPython makes the dictionary that holds them when
      * it is first asked for: where there is none yet, it is not, or each tensor would get one. */
     static int fi_has_attributes(PyObject *value)
     {
+    #if PY_VERSION_HEX >= 0x030D0000 && !defined(Py_GIL_DISABLED)
+        int has_managed = (Py_TYPE(value)->tp_flags & Py_TPFLAGS_MANAGED_DICT) != 0;
+        int found = has_managed ? PyObject_VisitManagedDict(value, fi_visit_attribute, NULL) : 2;
+        if (found != 2)
+            return found;
+    #else
         PyObject **place = _PyObject_GetDictPtr(value);
         if (place != NULL && *place == NULL)
             return 0;
+    #endif
         PyObject *attributes = PyObject_GenericGetDict(value, NULL);
         int has_some = attributes == NULL || PyDict_GET_SIZE(attributes) > 0;
         Py_XDECREF(attributes);

@@ -542,7 +542,7 @@ def test_a_folder_whose_name_is_too_long_for_sockets_is_named(tmp_path):
     status, out, err = run_script(
         tmp_path,
         f"""
-        import tempfile
+        import sys, tempfile
         from examples_of import Blocks
         from fastiter import MultiprocessIterator
 
@@ -550,6 +550,7 @@ def test_a_folder_whose_name_is_too_long_for_sockets_is_named(tmp_path):
             tempfile.tempdir = {str(folder)!r}
             try:
                 next(MultiprocessIterator(Blocks(8), 4, n_processes=1, context="forkserver"))
+                print(sys.version_info >= (3, 14))  # which takes a shorter one then
             except OSError as error:
                 print(tempfile.tempdir in str(error) and "TMPDIR" in str(error))
         """,

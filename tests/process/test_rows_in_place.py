@@ -166,7 +166,8 @@ def test_in_a_loader(answer):
             return super().__fastiter_into__(i, out)
 
     dataset = Tensors(answer)
-    loader = DataLoader(dataset, 2, num_workers=2, persistent_workers=True)
+    workers = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
+    loader = DataLoader(dataset, 2, **workers)
     for _ in range(3):
         for a, labels, b in loader:
             assert (a == labels[:, None, None]).all() and (b == -labels[:, None, None]).all()
