@@ -334,6 +334,7 @@ def make_world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace
         machine = Machine(seed, n_devices)
         cupy: Any = make_cupy(machine)
         monkeypatch.setitem(sys.modules, "cupy", cupy)
+        monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
         monkeypatch.setattr(transfer, "_copy_streams", {})
         return SimpleNamespace(cupy=cupy, machine=machine, stream=cupy.cuda.Stream)
 

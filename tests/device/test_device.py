@@ -106,6 +106,10 @@ def test_devices_compare_hash_print_and_pickle():
     assert (str(device), device.xp) == ("@numpy", np)
 
 
+def test_a_device_of_cupy_names_its_gpu(world):
+    assert resolve(world.cupy.cuda.Device(1)).name == "@cupy:1"
+
+
 @pytest.mark.parametrize("device", [0, 3, "cuda", "cuda:1", "@cupy:0", "0"])
 def test_gpu_without_cupy_says_what_to_install(make, device, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
