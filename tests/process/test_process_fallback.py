@@ -93,7 +93,7 @@ def refuses_calls():
         ("fork", ("pidfd_open",), "EPERM"),
         ("fork", ("madvise", "prctl"), "EPERM"),
         ("fork", ("madvise",), "ENOMEM"),
-        ("forkserver", ("sched_getaffinity",), "EPERM"),
+        pytest.param("forkserver", ("sched_getaffinity",), "EPERM", id="sched_getaffinity"),
         pytest.param("spawn", ("memfd_create",), "EPERM", marks=pytest.mark.stress),
     ],
 )
