@@ -293,10 +293,11 @@ class RowGroups:
         places = start + np.sort(np.unique(rest, return_index=True)[1])
         for place in places.tolist():
             group = int(numbers[place])
-            wait = self._wait_for(group)
+            wait: Iterator[None] | None = None  # none to close where nothing is waited for
             while not (self._try_pin(group, hold) or self._load(group, hold)):
                 if place > start:
                     return int(place)
+                wait = wait or self._wait_for(group)
                 next(wait)
             self._note_use(group, last[group])
         return len(numbers)
