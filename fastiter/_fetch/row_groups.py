@@ -297,8 +297,7 @@ class RowGroups:
             while not (self._try_pin(group, hold) or self._load(group, hold)):
                 if place > start:
                     return int(place)
-                wait = wait or self._wait_for(group)
-                next(wait)
+                next(wait := wait or self._wait_for(group))
             self._note_use(group, last[group])
         return len(numbers)
 
