@@ -62,10 +62,11 @@ def failing(make, error, **arguments):
         with pytest.raises(Exception) as caught:
             next(iterator)
         pid = note.read()
-    assert (iterator.epoch, iterator.current_position) == (0, 8)
-    assert indices(next(iterator)) == [8, 9, 10, 11]
-    assert indices(next(iterator)) == [12, 13, 14, 15]
-    assert indices(next(iterator)) == [0, 1, 2, 3]
+        assert (iterator.epoch, iterator.current_position) == (0, 8)
+        assert indices(next(iterator)) == [8, 9, 10, 11]
+        assert indices(next(iterator)) == [12, 13, 14, 15]
+        assert indices(next(iterator)) == [0, 1, 2, 3]
+        iterator.finalize()  # a worker that fetched on would make the file anew
     error = caught.value
     cause = str(error.__cause__)
     assert re.search(r"\bindex 5\b", cause)
