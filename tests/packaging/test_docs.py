@@ -162,7 +162,7 @@ def test_the_figure_of_the_segment_shows_the_present_layout() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["build_python", "docs", "nightly", "pythons", "run"])
+@pytest.mark.parametrize("name", ["build_python", "docs", "nightly", "pythons", "release", "run"])
 def test_a_script_prints_what_it_does(name: str) -> None:
     script = ROOT / ".ci" / name
     printed = subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
