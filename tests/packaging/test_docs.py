@@ -162,9 +162,15 @@ def test_the_figure_of_the_segment_shows_the_present_layout() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["build_python", "docs", "nightly", "pythons", "release", "run"])
-def test_a_script_prints_what_it_does(name: str) -> None:
-    script = ROOT / ".ci" / name
+SCRIPTS = [
+    path
+    for path in sorted((ROOT / ".ci").iterdir())
+    if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env bash")
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=[path.name for path in SCRIPTS])
+def test_a_script_prints_what_it_does(script: Path) -> None:
     printed = subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
     head = script.read_text().split("\nset -")[0].split("\n")[1:]
     assert printed.split("\n")[:-1] == [line.removeprefix("#").removeprefix(" ") for line in head]
