@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, ForwardRef, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, ForwardRef, NamedTuple, TypeAlias, Union
 
 import numpy as np
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
     Seed: TypeAlias = int | Sequence[int] | np.random.SeedSequence
-else:  # numpy.random, which NumPy imports on first use, takes long
-    Seed = ForwardRef("int | Sequence[int] | np.random.SeedSequence", module=__name__)
+else:  # numpy.random, which NumPy imports on first use, takes long; 3.10: no ForwardRef | None
+    Seed = Union[int, Sequence[int], ForwardRef("np.random.SeedSequence", module=__name__)]  # noqa: UP007
 
 
 #: A scalar argument of a batch sampler that decides about cuts.
