@@ -116,7 +116,7 @@ def test_an_index_that_kills_workers(cluster):
 
 def test_a_row_that_hangs_is_given_up(cluster):
     # Time enough to load the dataset, which imports this module.
-    made = {"order_sampler": None, "shuffle": False, "dataset_timeout": 3.0}
+    made = {"order_sampler": None, "shuffle": False, "dataset_timeout": 8.0}
     made |= {"on_timeout": "retry", "n_retries": 1}
     with remote(cluster, Hanging(), **made) as iterator:
         assert next(iterator) == [*range(16)]
