@@ -4,7 +4,7 @@ parent process, and what a fork needs."""
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EMFILE, ENFILE, ENOMEM, ENOSPC
+from libc.errno cimport EACCES, EMFILE, ENFILE, ENOENT, ENOMEM, ENOSPC
 from libc.stdint cimport int64_t, uint64_t
 from libc.signal cimport raise_, sig_atomic_t
 from posix.signal cimport SA_SIGINFO, sigaction, sigaction_t
@@ -73,6 +73,8 @@ cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
                 "is no memfd_create, was refused; allow it, or use no worker processes "
                 "(n_processes=0, num_workers=0)")
     advice = "; raise RLIMIT_NOFILE (ulimit -n) or close some files" if rc in (EMFILE, ENFILE) else ""
+    if rc == ENOENT or rc == EACCES:
+        advice = "; mount /dev/shm, or allow memfd_create(), in the place of which it is taken"
     raise OSError(rc, f"{what}: {os.strerror(rc)}{advice}")
 
 

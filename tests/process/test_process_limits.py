@@ -483,6 +483,28 @@ def test_a_dev_shm_that_is_full_without_memfd_is_named(output_of, namespace):
     assert out == "4\nTrue False\n4\nTrue\n"
 
 
+@pytest.mark.skipif(platform.machine() not in NUMBERS, reason="numbers of system calls")
+def test_no_dev_shm_without_memfd_is_named(output_of, namespace, tmp_path):
+    out = output_of(
+        """
+        import errno
+        from examples_of import Blocks
+        from fastiter import MultiprocessIterator
+        from without_calls import refuse
+
+        if __name__ == "__main__":
+            refuse(["memfd_create"], errno.EPERM)
+            try:
+                next(MultiprocessIterator(Blocks(8), 4, n_processes=1, context="fork"))
+            except OSError as error:
+                print("/dev/shm" in str(error))
+        """,
+        prefix=(*namespace, f'cd "$0"; {MOUNTED["no /dev/shm"][0]}\ncd "$0"; exec "$@"', tmp_path),
+        cwd=tmp_path,
+    )
+    assert out == "True\n"
+
+
 FEW_PAGES = """
 import errno
 import fastiter
