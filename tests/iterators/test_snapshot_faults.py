@@ -54,7 +54,8 @@ def _changed_array(draw: Any, old: Any) -> Any:
     how = draw(st.sampled_from(["value", "twice", "cut", "longer", "dtype", "shape", "object"]))
     at = draw(st.integers(0, max(0, array.size - 1)))
     if how == "value":
-        array[at : at + 1] = draw(st.integers(-(2**63), 2**63 - 1) | st.integers(-2, N + 1))
+        value = draw(st.integers(-(2**63), 2**63 - 1) | st.integers(-2, N + 1))
+        array[at : at + 1] = np.array(value).astype(array.dtype)  # bytes, too, take what is left
     elif how == "twice":
         array[at : at + 1] = array[:1]
     elif how == "cut":
