@@ -150,7 +150,7 @@ class Shared(Generic[T]):
         return self._loaded["value"]
 
     def _take(self) -> T:
-        """`value`, which the handle forgets; it is closed."""
+        """Returns `value`, which the handle forgets, and closes it."""
         try:
             return self.value
         finally:

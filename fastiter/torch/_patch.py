@@ -339,8 +339,8 @@ def _replace(old: type, new: type) -> None:
 
 
 def _globals_of_functions(names: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """In a process of multiprocessing, the main module's names are a copy: its functions have
-    others, which a fork server has made before."""
+    """The globals of the main module's functions, in a process that multiprocessing has started:
+    the module's own names are a copy of them."""
     if names.get("__name__") != "__mp_main__":
         return
     for value in list(names.values()):
