@@ -74,7 +74,7 @@ cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
                 "(n_processes=0, num_workers=0)")
     advice = "; raise RLIMIT_NOFILE (ulimit -n) or close some files" if rc in (EMFILE, ENFILE) else ""
     if rc == ENOENT or rc == EACCES:
-        advice = "; mount /dev/shm, or allow memfd_create(), in the place of which it is taken"
+        advice = "; allow memfd_create(), or mount /dev/shm, which is used where that call is refused"
     raise OSError(rc, f"{what}: {os.strerror(rc)}{advice}")
 
 

@@ -69,10 +69,10 @@ cdef extern from *:
     }
 
     #if PY_VERSION_HEX >= 0x030D0000 && !defined(Py_GIL_DISABLED)
-    /* Is called for the dictionary, or for each attribute's value: 2 if it is the former, perhaps. */
-    static int fi_visit_attribute(PyObject *found, void *unused)
+    /* A visit passes the dictionary, or if there is none, each attribute's value. 2: it is a dict. */
+    static int fi_visit_attribute(PyObject *found, void *Py_UNUSED(context))
     {
-        return PyDict_CheckExact(found) && unused == NULL ? 2 : 1;
+        return PyDict_CheckExact(found) ? 2 : 1;
     }
     #endif
 

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import torch.utils.data
-
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.warn import warn_caller
 from fastiter.torch import _loader
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 else:
     _Base = _loader.DataLoader
 
-_torchs: Any = torch.utils.data.DataLoader
+_torchs = _loader._torchs
 
 
 def patch(**keywords: Any) -> Patch:
