@@ -339,7 +339,7 @@ int fi_shm_allocate(int fd, uint64_t offset, uint64_t bytes)
 
 void fi_shm_decommit(int fd, uint64_t offset, uint64_t bytes)
 {
-#ifdef FI_LINUX
+#ifdef FALLOC_FL_PUNCH_HOLE
     (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
 #else
     (void)fd;
@@ -392,10 +392,15 @@ void fi_bell_cancel(_Atomic uint32_t *bell, int pipe)
         read_one_byte(pipe);
 }
 
-static void wake_sleeper(_Atomic uint32_t *bell, int pipe)
+static bool is_of(const fi_bell_pipe *pipe, int end)
 {
-    if (pipe >= 0) {
-        while (write(pipe, "", 1) < 0 && errno == EINTR) {
+    return end >= 0 && fi_shm_file(end) == pipe->file;
+}
+
+static void wake_sleeper(_Atomic uint32_t *bell, const fi_bell_pipe *pipe)
+{
+    if (pipe) {
+        while (is_of(pipe, pipe->writer) && write(pipe->writer, "", 1) < 0 && errno == EINTR) {
         }
         return;
     }
@@ -406,7 +411,7 @@ static void wake_sleeper(_Atomic uint32_t *bell, int pipe)
 #endif
 }
 
-bool fi_bell_ring(_Atomic uint32_t *bell, int pipe)
+bool fi_bell_ring(_Atomic uint32_t *bell, const fi_bell_pipe *pipe)
 {
     uint32_t asleep = 1;
     if (fi_load_relaxed(bell) != 1 ||
@@ -417,7 +422,7 @@ bool fi_bell_ring(_Atomic uint32_t *bell, int pipe)
     return true;
 }
 
-void fi_bell_force(_Atomic uint32_t *bell, int pipe)
+void fi_bell_force(_Atomic uint32_t *bell, const fi_bell_pipe *pipe)
 {
     (void)atomic_exchange_explicit(bell, 0, memory_order_acq_rel);
     wake_sleeper(bell, pipe);
@@ -448,6 +453,29 @@ int fi_pipe_open(int ends[2])
         return rc;
     }
     return FI_OK;
+}
+
+int fi_bell_pipe_open(fi_bell_pipe *pipe)
+{
+    int ends[2] = {-1, -1};
+    int rc = fi_pipe_open(ends);
+    *pipe = (fi_bell_pipe){ends[0], ends[1], rc == FI_OK ? fi_shm_file(ends[0]) : 0};
+    return rc;
+}
+
+void fi_bell_pipe_drain(const fi_bell_pipe *pipe)
+{
+    if (is_of(pipe, pipe->reader))
+        fi_event_drain(pipe->reader);
+}
+
+void fi_bell_pipe_close(fi_bell_pipe *pipe)
+{
+    const int ends[2] = {pipe->reader, pipe->writer};
+    pipe->reader = pipe->writer = -1;
+    for (int end = 0; end < 2; end++)
+        if (is_of(pipe, ends[end]))
+            close(ends[end]);
 }
 
 int fi_event_open(int ends[2])

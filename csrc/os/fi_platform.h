@@ -76,14 +76,24 @@ void fi_bell_sleep(_Atomic uint32_t *bell, int pipe, int64_t ns);
 void fi_bell_cancel(_Atomic uint32_t *bell, int pipe);
 /* True where a bell needs a pipe, for want of a futex that works between processes. */
 bool fi_bells_need_pipes(void);
-/* Rings the bell if its owner sleeps; returns true if it did. `pipe` is the write end. */
-bool fi_bell_ring(_Atomic uint32_t *bell, int pipe);
+
+/* The pipe of a worker's bell. `file` tells it from what has got its descriptors' numbers since the
+ * program closed them: nothing is written to that, read from it, or closed. */
+typedef struct fi_bell_pipe {
+    int reader, writer; /* -1: closed */
+    uint64_t file;
+} fi_bell_pipe;
+int fi_bell_pipe_open(fi_bell_pipe *pipe);
+void fi_bell_pipe_drain(const fi_bell_pipe *pipe);
+void fi_bell_pipe_close(fi_bell_pipe *pipe);
+
+/* Rings the bell if its owner sleeps; returns true if it did. `pipe`: NULL for a futex. */
+bool fi_bell_ring(_Atomic uint32_t *bell, const fi_bell_pipe *pipe);
 /* Wakes the owner even if the bell does not say that it sleeps: for a bell that may be corrupt. At
  * worst one later sleep ends at once. */
-void fi_bell_force(_Atomic uint32_t *bell, int pipe);
+void fi_bell_force(_Atomic uint32_t *bell, const fi_bell_pipe *pipe);
 
-/* The parent's bell: an eventfd (both ends the same descriptor) or a pipe. Never blocks. The
- * ends of a worker's bell pipe are opened by fi_pipe_open; its reader waits by poll. */
+/* The parent's bell: an eventfd (both ends the same descriptor) or a pipe. Never blocks. */
 int fi_pipe_open(int ends[2]);
 int fi_event_open(int ends[2]);
 void fi_event_ring(int write_end);

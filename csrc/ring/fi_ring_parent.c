@@ -22,7 +22,8 @@ static inline const fi_slot_record *batch_at(const fi_parent *parent, uint64_t q
     return record->phase == FI_FILL && record->q % slots == q % slots ? record : NULL;
 }
 
-int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes)
+int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares,
+                   const fi_bell_pipe *bell_pipes)
 {
     uint32_t slots = ring->geometry.slots;
     if (spares >= slots)
@@ -245,7 +246,7 @@ static void ring_workers(fi_parent *parent, uint32_t most)
     fi_ring *ring = parent->ring;
     fi_fence(4); /* F4 (D2), pairs with F3: tail, redo or stop before the look at the bells */
     for (uint32_t w = 0; w < ring->geometry.workers && most > 0; w++) {
-        int pipe = parent->bell_pipes ? parent->bell_pipes[w] : -1;
+        const fi_bell_pipe *pipe = parent->bell_pipes ? parent->bell_pipes + w : NULL;
         most -= fi_bell_ring(ring->bells + w, pipe);
     }
 }

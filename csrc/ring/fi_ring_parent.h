@@ -5,6 +5,7 @@
 #ifndef FI_RING_PARENT_H
 #define FI_RING_PARENT_H
 
+#include "os/fi_platform.h"
 #include "ring/fi_ring.h"
 
 enum fi_phase { FI_FREE, FI_FILL, FI_DRAIN, FI_LEASED, FI_SPARE, FI_RETIRED };
@@ -27,7 +28,7 @@ typedef struct fi_parent {
     uint32_t *slot_of;     /* sequence modulo S -> slot: the parent never trusts the map */
     uint32_t *free_stack;  /* last in, first out: the newest is still in cache */
     int64_t *indices;      /* S x B: what the workers were told */
-    const int *bell_pipes; /* write ends, or NULL for futexes */
+    const fi_bell_pipe *bell_pipes; /* W; NULL for futexes */
     uint32_t free_count;
     uint32_t spares; /* slots never used yet, kept to replace retired ones */
     uint64_t head, tail; /* the oldest scheduled batch; the next sequence */
@@ -54,7 +55,8 @@ static inline void fi_make_free(fi_parent *parent, uint32_t slot)
 }
 
 /* `spares` of the geometry's slots stay aside. Allocates; ENOMEM. */
-int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes);
+int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares,
+                   const fi_bell_pipe *bell_pipes);
 void fi_parent_clear(fi_parent *parent);
 
 /* A free slot: of those with pages for `bytes` the one used last, or, if none has them, the one used
@@ -140,9 +142,9 @@ uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *los
  * it may write the row: what a living one only fetches is taken back so, too. */
 void fi_parent_return(fi_parent *parent, uint32_t worker, bool is_dead, const fi_loss *loss,
                       bool poison);
-/* R3 to R5, for all slots and the dead worker's bell (`bell_pipe`: the non-blocking read end, or
- * -1). Afterwards its number may be used again; R6 is fi_parent_ring_all. */
-void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe);
+/* R3 to R5, for all slots and the dead worker's bell. Afterwards its number may be used again; R6 is
+ * fi_parent_ring_all. */
+void fi_parent_rewind(fi_parent *parent, uint32_t worker);
 /* From now on the rows of every scheduled slot are offered one by one. */
 void fi_parent_offer_singly(fi_parent *parent);
 

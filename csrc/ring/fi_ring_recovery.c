@@ -103,12 +103,12 @@ static void rewind_hints(fi_parent *parent)
     atomic_fetch_add_explicit(&ring->board->redo, 1, memory_order_release); /* R4, pairs with W1 */
 }
 
-void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
+void fi_parent_rewind(fi_parent *parent, uint32_t worker)
 {
     rewind_hints(parent);
     fi_store_relaxed(parent->ring->bells + worker, 0); /* R5 */
-    if (bell_pipe >= 0)
-        fi_event_drain(bell_pipe);
+    if (parent->bell_pipes)
+        fi_bell_pipe_drain(parent->bell_pipes + worker);
 }
 
 void fi_parent_restore_hints(fi_parent *parent)
@@ -116,7 +116,7 @@ void fi_parent_restore_hints(fi_parent *parent)
     rewind_hints(parent);
     fi_fence(4); /* F4 (D2), pairs with F3: redo before the bells are overwritten */
     for (uint32_t w = 0; w < parent->ring->geometry.workers; w++)
-        fi_bell_force(parent->ring->bells + w, parent->bell_pipes ? parent->bell_pipes[w] : -1);
+        fi_bell_force(parent->ring->bells + w, parent->bell_pipes ? parent->bell_pipes + w : NULL);
 }
 
 void fi_parent_offer_singly(fi_parent *parent)

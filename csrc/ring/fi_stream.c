@@ -167,7 +167,7 @@ void fi_reader_close(fi_reader *reader, bool last)
 /* ---- parent --------------------------------------------------------------------------------- */
 
 int fi_stream_init(fi_stream *stream, fi_ring *ring, uint64_t credit, uint64_t most,
-                   const int *bell_pipes)
+                   const fi_bell_pipe *bell_pipes)
 {
     const fi_geometry *g = &ring->geometry;
     *stream = (fi_stream){
@@ -238,7 +238,7 @@ uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t r
 static void wake_reader(const fi_stream *stream, uint32_t reader)
 {
     fi_bell_ring(stream->ring->bells + reader,
-                 stream->bell_pipes ? stream->bell_pipes[reader] : -1);
+                 stream->bell_pipes ? stream->bell_pipes + reader : NULL);
 }
 
 static void wake_all(const fi_stream *stream)

@@ -11,6 +11,7 @@
 #ifndef FI_STREAM_H
 #define FI_STREAM_H
 
+#include "os/fi_platform.h"
 #include "ring/fi_ring.h"
 
 /* The word `filled` of a slot: {sequence:32 | rows:24 | flags:8}. */
@@ -87,7 +88,7 @@ typedef struct fi_stream {
     uint64_t most;         /* as fi_reader's, for what is lent */
     fi_source *source;     /* W */
     uint8_t *phase;        /* S, of enum fi_stream_phase */
-    const int *bell_pipes;
+    const fi_bell_pipe *bell_pipes;
 } fi_stream;
 
 /* Samples of a reader that can be taken now. */
@@ -101,7 +102,7 @@ typedef struct fi_part {
 /* The ring's workers are the readers. `credit`: samples in flight at most; `most`: bytes of pages
  * that are lent of one reader, where those are more than two slots. Allocates; ENOMEM. */
 int fi_stream_init(fi_stream *stream, fi_ring *ring, uint64_t credit, uint64_t most,
-                   const int *bell_pipes);
+                   const fi_bell_pipe *bell_pipes);
 void fi_stream_clear(fi_stream *stream);
 
 /* FI_E_BUSY: no block of this reader is there, or it has ended; FI_E_CORRUPT: a word holds what no

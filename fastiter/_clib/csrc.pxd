@@ -115,7 +115,8 @@ cdef extern from "os/fi_platform.h" nogil:
     uint64_t fi_memory_total() nogil
     void fi_shm_decommit(int fd, uint64_t offset, uint64_t nbytes) nogil
     bint fi_bells_need_pipes()
-    int fi_pipe_open(int *ends)
+    int fi_bell_pipe_open(fi_bell_pipe *pipe)
+    void fi_bell_pipe_close(fi_bell_pipe *pipe)
     int fi_event_open(int *ends)
     void fi_event_ring(int write_end)
     void fi_event_drain(int read_end)

@@ -195,6 +195,8 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
     enum:
         FI_LOSS_FINISH
         FI_LEASED
+    ctypedef struct fi_bell_pipe:
+        int reader
     ctypedef struct fi_slot_record:
         uint64_t q
         uint32_t n
@@ -214,7 +216,7 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
         uint32_t slot
         uint32_t row
         uint64_t q
-    int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes)
+    int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const fi_bell_pipe *bell_pipes)
     void fi_parent_clear(fi_parent *parent)
     int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot)
     void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
@@ -246,7 +248,7 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
                               uint32_t most)
     void fi_parent_return(fi_parent *parent, uint32_t worker, bint is_dead, const fi_loss *loss,
                           bint poison)
-    void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
+    void fi_parent_rewind(fi_parent *parent, uint32_t worker)
     void fi_parent_restore_hints(fi_parent *parent)
     void fi_parent_offer_singly(fi_parent *parent)
     bint fi_parent_is_asleep(const fi_parent *parent, uint32_t worker)
@@ -315,7 +317,7 @@ cdef extern from "ring/fi_stream.h" nogil:
         uint32_t count
         uint32_t flags
     int fi_stream_init(fi_stream *stream, fi_ring *ring, uint64_t credit, uint64_t most,
-                       const int *bell_pipes)
+                       const fi_bell_pipe *bell_pipes)
     void fi_stream_clear(fi_stream *stream)
     int fi_stream_ready(fi_stream *stream, uint32_t reader, fi_part *part)
     uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t row)

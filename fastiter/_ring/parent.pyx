@@ -10,7 +10,6 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free
 from libc.errno cimport EBADF, EINTR
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from posix.unistd cimport close
 
 from fastiter._clib.csrc cimport *
 from fastiter._clib.memory cimport zeroed
@@ -41,22 +40,19 @@ cdef class ParentRing:
 
     def __cinit__(self, Arena arena, uint32_t spares, *_):
         self.arena = arena
-        self.bell_pipes = []
         cdef uint32_t workers = arena.ring.geometry.workers
-        cdef int ends[2]
         if fi_bells_need_pipes():
-            self.bell_writers = <int *>zeroed(workers, sizeof(int))
-            for w in range(workers):
-                check(fi_pipe_open(ends), "opening a worker's doorbell")
-                self.bell_pipes.append((ends[0], ends[1]))
-                self.bell_writers[w] = ends[1]
-        check(fi_parent_init(&self.parent, &arena.ring, spares, self.bell_writers),
+            self.bell_pipes = <fi_bell_pipe *>zeroed(workers, sizeof(fi_bell_pipe))
+            while self.n_bell_pipes < workers:
+                check(fi_bell_pipe_open(self.bell_pipes + self.n_bell_pipes), "opening a worker's doorbell")
+                self.n_bell_pipes += 1
+        check(fi_parent_init(&self.parent, &arena.ring, spares, self.bell_pipes),
               f"preparing a ring for batches of {arena.ring.geometry.rows} examples")
 
     def __dealloc__(self):
         fi_parent_clear(&self.parent)
-        self._close_bells()
-        PyMem_Free(self.bell_writers)
+        self.close_bells()
+        PyMem_Free(self.bell_pipes)
 
     def close(self):
         """Gives back the memory that no lease holds, and closes all descriptors. The workers have
@@ -65,22 +61,19 @@ cdef class ParentRing:
             self.end_arena()
         finally:
             self.arena.close_descriptors()
-            self._close_bells()
+            self.close_bells()
 
     cdef int end_arena(self) except -1:
         self.arena.end()
         return 0
 
-    cdef _close_bells(self):
-        pipes, self.bell_pipes = self.bell_pipes or (), []
-        for w, ends in enumerate(pipes):
-            self.bell_writers[w] = -1
-            close(ends[0])
-            close(ends[1])
+    cdef void close_bells(self) noexcept:
+        for w in range(self.n_bell_pipes):
+            fi_bell_pipe_close(&self.bell_pipes[w])
 
     def bell_pipe(self, uint32_t worker):
         """The descriptor that worker `worker` sleeps on, or -1 where doorbells are futexes."""
-        return self.bell_pipes[worker][0] if self.bell_pipes else -1
+        return self.bell_pipes[worker].reader if self.bell_pipes != NULL else -1
 
     def wait(self, done, bint any_event, list descriptors, double seconds):
         """Sleeps until the doorbell rings or one of `descriptors` is readable, at most `seconds`.

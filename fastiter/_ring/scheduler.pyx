@@ -471,7 +471,7 @@ cdef class BatchScheduler(ParentRing):
 
     def rewind(self, uint32_t worker):
         """Sends all workers over the scheduled slots again; `worker` may be started again."""
-        fi_parent_rewind(&self.parent, worker, self.bell_pipe(worker))
+        fi_parent_rewind(&self.parent, worker)
 
     def restore_hints(self):
         """Writes all hints again and wakes all workers, whatever their doorbells say."""

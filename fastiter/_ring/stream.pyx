@@ -186,7 +186,7 @@ cdef class StreamRing(ParentRing):
     cdef uint32_t turn  # the reader to be visited first
 
     def __init__(self, Arena arena, uint32_t spares, uint64_t credit):
-        check(fi_stream_init(&self.stream, &arena.ring, credit, READER_BYTES, self.bell_writers),
+        check(fi_stream_init(&self.stream, &arena.ring, credit, READER_BYTES, self.bell_pipes),
               "preparing a ring of streams")
         self.blocks = [Block() for _ in range(arena.ring.geometry.workers)]
 

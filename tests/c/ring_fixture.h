@@ -169,7 +169,7 @@ static inline uint32_t recover(fixture *f, uint32_t w, bool poison)
             fi_parent_return(&f->parent, w, true, losses + i, poison);
         sum += count;
     }
-    fi_parent_rewind(&f->parent, w, -1);
+    fi_parent_rewind(&f->parent, w);
     fi_parent_ring_all(&f->parent);
     return sum;
 }

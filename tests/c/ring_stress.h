@@ -31,7 +31,7 @@ typedef struct stress {
     int event[2];
     bool pipes, corrupt; /* bells are pipes; hints are overwritten at random */
     bool overtakes;      /* any batch that is ready is taken, not the oldest one */
-    int bell_ends[MOST_WORKERS][2], bell_writers[MOST_WORKERS];
+    fi_bell_pipe bell_pipes[MOST_WORKERS];
     uint32_t prefetch, most_leases;
     plan plans[MOST_SLOTS]; /* of each slot, valid until the slot is scheduled anew */
     uint32_t leases[MOST_SLOTS], lease_count;
@@ -125,7 +125,7 @@ static void recover(stress *t, uint32_t worker)
     }
     if (lost > 0 && draw(&t->random, 4) == 0)
         fi_parent_offer_singly(parent);
-    fi_parent_rewind(parent, worker, t->pipes ? t->bell_ends[worker][0] : -1);
+    fi_parent_rewind(parent, worker);
 }
 
 static void recover_dead(stress *t)
@@ -328,11 +328,9 @@ static void stress_open(stress *t, uint32_t slots, uint32_t workers, uint64_t fi
     CHECK_EQ(fi_event_open(t->event), FI_OK);
     CHECK_EQ(fi_ring_attach(&t->ring, &geometry, base, fd, t->event[1]), FI_OK);
     map_slots(&t->ring);
-    for (uint32_t w = 0; t->pipes && w < workers; w++) {
-        CHECK_EQ(fi_pipe_open(t->bell_ends[w]), FI_OK);
-        t->bell_writers[w] = t->bell_ends[w][1];
-    }
-    CHECK_EQ(fi_parent_init(&t->parent, &t->ring, 0, t->pipes ? t->bell_writers : NULL), FI_OK);
+    for (uint32_t w = 0; t->pipes && w < workers; w++)
+        CHECK_EQ(fi_bell_pipe_open(t->bell_pipes + w), FI_OK);
+    CHECK_EQ(fi_parent_init(&t->parent, &t->ring, 0, t->pipes ? t->bell_pipes : NULL), FI_OK);
     fi_parent_set_hedge(&t->parent, 1);
     if (first_q) {
         t->parent.head = t->parent.tail = first_q;
@@ -356,10 +354,8 @@ static void stress_close(stress *t)
     close(t->event[0]);
     if (t->event[1] != t->event[0])
         close(t->event[1]);
-    for (uint32_t w = 0; t->pipes && w < t->ring.geometry.workers; w++) {
-        close(t->bell_ends[w][0]);
-        close(t->bell_ends[w][1]);
-    }
+    for (uint32_t w = 0; t->pipes && w < t->ring.geometry.workers; w++)
+        fi_bell_pipe_close(t->bell_pipes + w);
 }
 
 /* Runs for so many seconds, and on until each thing that it is about has happened. */

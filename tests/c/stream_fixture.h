@@ -20,8 +20,7 @@ typedef struct channel {
     uint64_t control;
     uint64_t credit;
     int event[2];
-    int bells[MOST_READERS][2];
-    int bell_writers[MOST_READERS];
+    fi_bell_pipe bell_pipes[MOST_READERS];
     bool pipes;
     uint64_t random;
     uint64_t next[MOST_READERS];  /* number of the sample that comes next */
@@ -56,21 +55,17 @@ static inline void channel_open(channel *c, uint32_t readers, uint32_t each, uin
     CHECK_EQ(fi_event_open(c->event), FI_OK);
     CHECK_EQ(fi_ring_attach(&c->ring, &geometry, base, fd, c->event[1]), FI_OK);
     map_slots(&c->ring);
-    for (uint32_t reader = 0; c->pipes && reader < readers; reader++) {
-        CHECK_EQ(fi_pipe_open(c->bells[reader]), FI_OK);
-        c->bell_writers[reader] = c->bells[reader][1];
-    }
+    for (uint32_t reader = 0; c->pipes && reader < readers; reader++)
+        CHECK_EQ(fi_bell_pipe_open(c->bell_pipes + reader), FI_OK);
     CHECK_EQ(fi_stream_init(&c->stream, &c->ring, credit, 4 * STREAM_SLOT_BYTES,
-                            c->pipes ? c->bell_writers : NULL),
+                            c->pipes ? c->bell_pipes : NULL),
              FI_OK);
 }
 
 static inline void channel_close(channel *c)
 {
-    for (uint32_t reader = 0; c->pipes && reader < c->ring.geometry.workers; reader++) {
-        close(c->bells[reader][0]);
-        close(c->bells[reader][1]);
-    }
+    for (uint32_t reader = 0; c->pipes && reader < c->ring.geometry.workers; reader++)
+        fi_bell_pipe_close(c->bell_pipes + reader);
     fi_stream_clear(&c->stream);
     fi_ring_detach(&c->ring);
     CHECK_EQ(fi_shm_unmap(c->ring.base, c->control), FI_OK);
@@ -82,7 +77,7 @@ static inline void channel_close(channel *c)
 
 static inline void reader_init(fi_reader *r, channel *c, uint32_t number)
 {
-    fi_reader_init(r, &c->ring, number, c->pipes ? c->bells[number][0] : -1,
+    fi_reader_init(r, &c->ring, number, c->pipes ? c->bell_pipes[number].reader : -1,
                    4 * STREAM_SLOT_BYTES);
 }
 

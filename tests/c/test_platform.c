@@ -199,7 +199,7 @@ enum { SLEEPS = 3000 };
 
 struct sleeper {
     _Atomic uint32_t bell;
-    int ends[2]; /* or -1 */
+    int reader;         /* -1: a futex */
     bool cancels;
     atomic_uint woken;
 };
@@ -210,41 +210,66 @@ static void *sleep_and_wake(void *argument)
     for (uint32_t i = 0; i < SLEEPS; i++) {
         atomic_store(&s->bell, 1);
         if (s->cancels && i % 3 == 0)
-            fi_bell_cancel(&s->bell, s->ends[0]);
+            fi_bell_cancel(&s->bell, s->reader);
         else
-            fi_bell_sleep(&s->bell, s->ends[0], s->cancels && i % 3 == 1 ? 1000 : FI_FOR_EVER);
+            fi_bell_sleep(&s->bell, s->reader, s->cancels && i % 3 == 1 ? 1000 : FI_FOR_EVER);
         CHECK_EQ(atomic_load(&s->bell), 0);
         atomic_fetch_add(&s->woken, 1);
     }
     return NULL;
 }
 
+/* A file that has got the numbers of the pipe's ends gets no byte, loses none, and stays open. */
+static void check_foreign(_Atomic uint32_t *bell, const fi_bell_pipe *pipe)
+{
+    int own[2];
+    char bytes[3];
+    fi_bell_pipe stale = *pipe;
+    CHECK_EQ(fi_pipe_open(own), FI_OK);
+    CHECK_EQ(write(own[1], "own", 3), 3);
+    stale.reader = own[0];
+    stale.writer = own[1];
+    atomic_store(bell, 1);
+    CHECK(fi_bell_ring(bell, &stale));
+    fi_bell_force(bell, &stale);
+    fi_bell_pipe_drain(&stale);
+    fi_bell_pipe_close(&stale);
+    CHECK_EQ(read(own[0], bytes, sizeof bytes), 3);
+    CHECK(!is_readable(own[0], 0));
+    close(own[0]);
+    close(own[1]);
+}
+
 /* Each sleep is ended by a ring, and at the end no byte of a ring is left. */
 static void check_bell(bool pipe, bool cancels)
 {
-    struct sleeper s = {.ends = {-1, -1}, .cancels = cancels};
+    fi_bell_pipe ends;
+    fi_bell_pipe *bell_pipe = pipe ? &ends : NULL;
+    struct sleeper s = {.reader = -1, .cancels = cancels};
     pthread_t thread;
     uint32_t rings = 0;
-    if (pipe)
-        CHECK_EQ(fi_pipe_open(s.ends), FI_OK);
-    CHECK(!fi_bell_ring(&s.bell, s.ends[1])); /* awake */
+    if (pipe) {
+        CHECK_EQ(fi_bell_pipe_open(&ends), FI_OK);
+        s.reader = ends.reader;
+    }
+    CHECK(!fi_bell_ring(&s.bell, bell_pipe)); /* awake */
     CHECK_EQ(pthread_create(&thread, NULL, sleep_and_wake, &s), 0);
     while (atomic_load(&s.woken) < SLEEPS)
-        rings += fi_bell_ring(&s.bell, s.ends[1]);
+        rings += fi_bell_ring(&s.bell, bell_pipe);
     CHECK_EQ(pthread_join(thread, NULL), 0);
     CHECK(rings <= SLEEPS && rings > 0);
     if (!pipe)
         return;
-    CHECK(!is_readable(s.ends[0], 0));
+    CHECK(!is_readable(ends.reader, 0));
     CHECK(cancels || rings == SLEEPS);
     /* A corrupt bell: its owner sleeps although the word says that it does not. */
     atomic_store(&s.bell, 7);
-    CHECK(!fi_bell_ring(&s.bell, s.ends[1]));
-    fi_bell_force(&s.bell, s.ends[1]);
-    fi_bell_sleep(&s.bell, s.ends[0], FI_FOR_EVER);
+    CHECK(!fi_bell_ring(&s.bell, bell_pipe));
+    fi_bell_force(&s.bell, bell_pipe);
+    fi_bell_sleep(&s.bell, ends.reader, FI_FOR_EVER);
     CHECK_EQ(atomic_load(&s.bell), 0);
-    close(s.ends[0]);
-    close(s.ends[1]);
+    check_foreign(&s.bell, &ends);
+    fi_bell_pipe_close(&ends);
 }
 
 static void test_bells(void)
@@ -259,14 +284,14 @@ static void test_bells(void)
 
 struct forced {
     _Atomic uint32_t bell;
-    int ends[2];
+    int reader; /* -1: a futex */
     atomic_bool awake;
 };
 
 static void *sleep_once(void *argument)
 {
     struct forced *f = argument;
-    fi_bell_sleep(&f->bell, f->ends[0], FI_FOR_EVER);
+    fi_bell_sleep(&f->bell, f->reader, FI_FOR_EVER);
     atomic_store(&f->awake, true);
     return NULL;
 }
@@ -275,18 +300,19 @@ static void *sleep_once(void *argument)
 static void test_force(void)
 {
     for (int pipe = fi_bells_need_pipes(); pipe < 2; pipe++) {
-        struct forced f = {.bell = 1, .ends = {-1, -1}};
+        fi_bell_pipe ends;
+        struct forced f = {.bell = 1, .reader = -1};
         pthread_t thread;
-        if (pipe)
-            CHECK_EQ(fi_pipe_open(f.ends), FI_OK);
+        if (pipe) {
+            CHECK_EQ(fi_bell_pipe_open(&ends), FI_OK);
+            f.reader = ends.reader;
+        }
         CHECK_EQ(pthread_create(&thread, NULL, sleep_once, &f), 0);
-        fi_bell_force(&f.bell, f.ends[1]);
+        fi_bell_force(&f.bell, pipe ? &ends : NULL);
         CHECK_EQ(pthread_join(thread, NULL), 0);
         CHECK(atomic_load(&f.awake));
-        if (pipe) {
-            close(f.ends[0]);
-            close(f.ends[1]);
-        }
+        if (pipe)
+            fi_bell_pipe_close(&ends);
     }
 }
 

@@ -6,7 +6,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -53,7 +52,8 @@ static void run_handlers(void)
     CHECK_EQ(n_after, ran + 1);
     CHECK_EQ(waitpid(-1, NULL, WNOHANG), -1);
     CHECK_EQ(pthread_sigmask(SIG_SETMASK, NULL, &mask), 0);
-    CHECK_EQ(memcmp(&mask, &former, sizeof mask), 0);
+    for (int number = 1; number < NSIG; number++) /* the sets have bytes that nobody writes */
+        CHECK_EQ(sigismember(&mask, number), sigismember(&former, number));
 }
 
 int main(void)

@@ -200,7 +200,7 @@ static void test_ranges(void)
         next += claim.count;
     }
     CHECK_EQ(next_claim(&f, 1, &claim), CLAIM_SLEEP); /* no row was done: nothing to finish */
-    fi_parent_rewind(&f.parent, 1, -1);
+    fi_parent_rewind(&f.parent, 1);
     fi_parent_offer_singly(&f.parent);
     for (next = 0; next < 50; next++) {
         CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
@@ -231,7 +231,7 @@ static void test_ranges_of_cheap_rows(void)
         CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
         CHECK_EQ(claim.count, fi_min_u64(19, 50 - next));
     }
-    fi_parent_rewind(&f.parent, 1, -1);
+    fi_parent_rewind(&f.parent, 1);
     fi_parent_offer_singly(&f.parent);
     CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
     CHECK_EQ(claim.count, 1);
@@ -256,7 +256,7 @@ static void test_ranges_where_calls_have_a_fixed_cost(void)
     schedule(&f, 50);
     CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
     CHECK(claim.q == 2 && claim.count == 50); /* each has a batch */
-    fi_parent_rewind(&f.parent, 1, -1);
+    fi_parent_rewind(&f.parent, 1);
     fi_parent_offer_singly(&f.parent);
     CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
     CHECK_EQ(claim.count, 1);

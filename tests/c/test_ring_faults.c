@@ -100,7 +100,7 @@ static void test_survivor_completes(void)
 static void test_rewind(void)
 {
     fixture f;
-    int pipe_ends[2];
+    fi_bell_pipe pipes[WORKERS];
     uint8_t ready;
     set_up(&f, 0);
     schedule(&f, 2);
@@ -111,17 +111,17 @@ static void test_rewind(void)
     atomic_store(&f.ring.slots[leased].claim, 77);
     atomic_store(&f.ring.slots[slot_of(&f, q)].claim, q << 32 | 3);
     atomic_store(f.ring.bells + 1, 1);
-    CHECK_EQ(fi_pipe_open(pipe_ends), FI_OK);
-    CHECK_EQ(write(pipe_ends[1], "ab", 2), 2);
-    fi_parent_rewind(&f.parent, 1, pipe_ends[0]);
+    CHECK_EQ(fi_bell_pipe_open(pipes + 1), FI_OK);
+    CHECK_EQ(write(pipes[1].writer, "ab", 2), 2);
+    f.parent.bell_pipes = pipes;
+    fi_parent_rewind(&f.parent, 1);
     CHECK(atomic_load(&f.ring.slots[slot_of(&f, q)].claim) == q << 32);
     CHECK_EQ(atomic_load(&f.ring.slots[leased].claim), 77); /* not in FILL */
     CHECK_EQ(atomic_load(f.ring.bells + 1), 0);
-    CHECK_EQ(fi_wait(pipe_ends, 1, 0, &ready), FI_OK);
+    CHECK_EQ(fi_wait(&pipes[1].reader, 1, 0, &ready), FI_OK);
     CHECK(!ready);
     CHECK_EQ(f.parent.slot[leased].phase, FI_LEASED);
-    close(pipe_ends[0]);
-    close(pipe_ends[1]);
+    fi_bell_pipe_close(pipes + 1);
     tear_down(&f);
 }
 

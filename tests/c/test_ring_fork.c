@@ -46,7 +46,7 @@ static void start_process(stress *t, uint32_t number)
     if (pid == 0) {
         close(life[0]);
         kill_me_after(life_us);
-        work(&t->ring, number, t->pipes ? t->bell_ends[number][0] : -1, seed);
+        work(&t->ring, number, t->pipes ? t->bell_pipes[number].reader : -1, seed);
         _exit(EXIT_SUCCESS);
     }
     close(life[1]); /* so that it is the child's alone */

@@ -194,7 +194,7 @@ static void test_rows_that_are_announced_only(void)
             CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 3), 0);
             CHECK(row_word(&f, claim.slot, 1) ==
                   fi_word(q, 0, end == 1 ? FI_POISON : FI_TODO, 0));
-            fi_parent_rewind(&f.parent, 0, -1);
+            fi_parent_rewind(&f.parent, 0);
             work_all(&f, 2);
         } else { /* it is slow: whoever is faster writes the row, also if the slow one dies */
             has_taken(&f, 2);

@@ -46,7 +46,7 @@ static void *run_worker(void *argument)
 {
     self = argument;
     stress *t = self->stress;
-    work(&t->ring, self->number, t->pipes ? t->bell_ends[self->number][0] : -1, self->seed);
+    work(&t->ring, self->number, t->pipes ? t->bell_pipes[self->number].reader : -1, self->seed);
     return NULL;
 }
 

@@ -380,7 +380,7 @@ static void test_corrupt_hints(void)
             work_all(&f, (uint32_t)(random_word(&state) % WORKERS));
         }
         if (round % 2)
-            fi_parent_rewind(&f.parent, (uint32_t)round % WORKERS, -1);
+            fi_parent_rewind(&f.parent, (uint32_t)round % WORKERS);
         else
             fi_parent_restore_hints(&f.parent);
         for (uint32_t w = 0; w < WORKERS; w++)

@@ -18,7 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+
+from fastiter import kernels
 
 #: Seconds after which something is taken to hang; no test asserts a speed. Builds with sanitizers
 #: take longer for everything.
@@ -106,6 +109,12 @@ def reserved() -> int:
     ours = [fd for fd, link in descriptors().items() if "fastiter" in link]
     assert ours
     return sum(os.stat(fd).st_blocks * 512 for fd in ours)
+
+
+def lies_in_dev_shm() -> bool:
+    """Whether memory that is shared lies there: on the portable path, or without `memfd_create`."""
+    memory = kernels.share(np.zeros(1))
+    return OUR_FILES[1] in os.readlink(f"/proc/self/fd/{memory.fd}")
 
 
 def memory_behind(array: Any, fd: int) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from examples_of import Blocks, Hanging, HangingCalls, Loading, hang
-from inside import group_of, n_restarts, pids_of, pool_of
+from inside import group_of, n_restarts, pids_of, pool_of, ring_of
 from outside import (
     HANG,
     children,
@@ -104,6 +104,9 @@ def test_a_spare_takes_the_place_of_a_hung_worker(make, tmp_path, context):
         place = next(places)
         assert indices(next(iterator)) == list(range(place, place + 8))
 
+    next_batch(iterator)
+    if ring_of(iterator).bell_pipe(0) >= 0:
+        pytest.skip("the portable path: there is no spare, as it could not get another's doorbell")
     while len(list(tmp_path.glob("load.*"))) < 2:  # until the spare loads the dataset
         next_batch(iterator)
     (tmp_path / "shut").touch()
