@@ -58,7 +58,7 @@ class Timeouts:
     `seconds` limits one step of a worker; None sets no limit. Longer steps cause a warning. With
     `retries` the worker is ended. A call for k rows may then take k times `seconds`, unless it
     takes more than `seconds` and far longer than calls have taken so far. The start of a process
-    may take 30 s and 10 times `seconds`, with a warning before.
+    may take 30 s, or 10 times `seconds` if that is longer, with a warning before.
 
     Time in which this process does not run (SIGSTOP, a debugger, a frozen control group) does not
     count then: while `next()` waits, what exceeds the sleep; between two calls, what exceeds half

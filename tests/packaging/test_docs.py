@@ -193,6 +193,43 @@ def test_the_readme_is_one_screen() -> None:
     assert len(rows) <= 2 + 6, "one table, of at most six rows below its head"
 
 
+def measured(machine: str, job: str, case: str, name: str) -> float:
+    """A row of a table in ``bench/results``: examples per second, or seconds of a start."""
+    text = (ROOT / "bench" / "results" / f"{machine}{job}.txt").read_text()
+    block = next(part for part in text.split("\n\n") if part.startswith(case))
+    row = next(line for line in block.split("\n") if line.startswith(f"{name} "))
+    times = [float(n) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit] for n, unit in TIME.findall(row)]
+    if not times:
+        return float(row.split()[1].replace(",", ""))
+    return times[0] if job.endswith("startup") else 1 / times[2]  # a call; per image
+
+
+TIME = re.compile(r"([\d.]+) (s|ms|us)\b")
+LOADER, TORCH = "fastiter.mp-torch-loader", ("torch.mp", "torch.mp-files")
+README_ROWS = [  # job on the AMD and the Xeon, case, ours, torch's
+    ("images", "images", "images: 500x375, uint8\n", "fastiter", ("torch.pillow",)),
+    *[("torch_pipelines", "pipelines", f"{w}:", LOADER, TORCH) for w in ("W3", "W1", "W2", "W6")],
+    ("torch_startup", "startup", "startup:", "fastiter.torch-spawn", ("torch.spawn",)),
+]
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    table = re.findall(
+        r"^\| (?:decoding|in memory|spawn): .*", (ROOT / "README.md").read_text(), re.M
+    )
+    for line, (amd, xeon, case, ours, theirs) in zip(table, README_ROWS, strict=True):
+        told = [float(re.sub(r"[, sx]", "", cell)) for cell in line.split("|")[2:6]]
+        pairs = [
+            (measured(machine, job, case, ours), [measured(machine, job, case, n) for n in theirs])
+            for machine, job in (("", amd), ("xeon_", xeon))
+        ]
+        seconds = case.startswith("startup")
+        best = [(a, min(b) if seconds else max(b)) for a, b in pairs]
+        gains = [b / a if seconds else a / b for a, b in best]
+        want = [float(f"{rate:.3g}") for rate in best[0]] + [float(f"{gain:.2g}") for gain in gains]
+        assert told == want, line
+
+
 def test_pages_tell_the_number_of_faults_that_are_listed() -> None:
     rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs/reference/reliability.md").read_text(), re.M)
     assert [int(row) for row in rows] == [*range(1, len(rows) + 1)]
