@@ -119,7 +119,7 @@ class DataLoader(LoaderReports, torch.utils.data.DataLoader[_T_co]):
 
     `state_dict` and `load_state_dict` have the protocol of torchdata's ``StatefulDataLoader``: a
     dataset, sampler or their iterator that has these two methods itself is saved and loaded with
-    the loader. If none has them, the state may be loaded with another ``num_workers``.
+    the loader. The state of a map-style dataset without one loads with another ``num_workers``.
 
     Parameters
     ----------
