@@ -219,7 +219,7 @@ def test_padding_and_json(folder: Path) -> None:
         ("some_data", "expected MODULE:DATASET, not 'some_data'"),
         ("no_such_module:x", "no module 'no_such_module' is found"),
         ("no_such_file.py:x", "there is no file no_such_file.py"),
-        ("some_data:nope", "some_data has no 'nope'; it has"),
+        ("some_data:nope", "some_data has no 'nope' outside of functions; it has"),
         ("some_data:nothing", "is empty: its length is 0"),
         ("some_data:needs", "some_data:needs needs argument: give these defaults"),
         ("some_data:number", "is int, which is no dataset"),

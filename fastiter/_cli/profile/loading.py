@@ -117,7 +117,7 @@ def load(name: str, expected: str) -> Any:
     for part in attribute.split("."):
         if not hasattr(found, part):
             names = ", ".join(n for n in dir(found) if not n.startswith("_")) or "nothing"
-            raise UsageError(f"{place} has no {attribute!r}; it has {names}")
+            raise UsageError(f"{place} has no {attribute!r} outside of functions; it has {names}")
         found = getattr(found, part)
     return found
 
