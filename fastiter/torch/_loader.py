@@ -119,7 +119,7 @@ class DataLoader(LoaderReports, torch.utils.data.DataLoader[_T_co]):
 
     `state_dict` and `load_state_dict` have the protocol of torchdata's ``StatefulDataLoader``: a
     dataset, sampler or their iterator that has these two methods itself is saved and loaded with
-    the loader. The state of a map-style dataset without one loads with another ``num_workers``.
+    the loader. Over other map-style datasets a state also loads with another ``num_workers``.
 
     Parameters
     ----------

@@ -199,7 +199,7 @@ enum { SLEEPS = 3000 };
 
 struct sleeper {
     _Atomic uint32_t bell;
-    int reader;         /* -1: a futex */
+    int reader; /* -1: a futex */
     bool cancels;
     atomic_uint woken;
 };
