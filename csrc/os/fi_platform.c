@@ -392,15 +392,15 @@ void fi_bell_cancel(_Atomic uint32_t *bell, int pipe)
         read_one_byte(pipe);
 }
 
-static bool is_of(const fi_bell_pipe *pipe, int end)
+static bool is_end(const fi_bell_pipe *pipe, int descriptor)
 {
-    return end >= 0 && fi_shm_file(end) == pipe->file;
+    return descriptor >= 0 && fi_shm_file(descriptor) == pipe->file;
 }
 
 static void wake_sleeper(_Atomic uint32_t *bell, const fi_bell_pipe *pipe)
 {
     if (pipe) {
-        while (is_of(pipe, pipe->writer) && write(pipe->writer, "", 1) < 0 && errno == EINTR) {
+        while (is_end(pipe, pipe->writer) && write(pipe->writer, "", 1) < 0 && errno == EINTR) {
         }
         return;
     }
@@ -465,7 +465,7 @@ int fi_bell_pipe_open(fi_bell_pipe *pipe)
 
 void fi_bell_pipe_drain(const fi_bell_pipe *pipe)
 {
-    if (is_of(pipe, pipe->reader))
+    if (is_end(pipe, pipe->reader))
         fi_event_drain(pipe->reader);
 }
 
@@ -474,7 +474,7 @@ void fi_bell_pipe_close(fi_bell_pipe *pipe)
     const int ends[2] = {pipe->reader, pipe->writer};
     pipe->reader = pipe->writer = -1;
     for (int end = 0; end < 2; end++)
-        if (is_of(pipe, ends[end]))
+        if (is_end(pipe, ends[end]))
             close(ends[end]);
 }
 

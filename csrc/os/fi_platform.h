@@ -77,8 +77,8 @@ void fi_bell_cancel(_Atomic uint32_t *bell, int pipe);
 /* True where a bell needs a pipe, for want of a futex that works between processes. */
 bool fi_bells_need_pipes(void);
 
-/* The pipe of a worker's bell. `file` tells it from what has got its descriptors' numbers since the
- * program closed them: nothing is written to that, read from it, or closed. */
+/* The pipe of a worker's bell. A program that closes descriptors may get their numbers for files of
+ * its own: `file` tells the pipe from these, which are neither written, read nor closed. */
 typedef struct fi_bell_pipe {
     int reader, writer; /* -1: closed */
     uint64_t file;
@@ -93,8 +93,8 @@ bool fi_bell_ring(_Atomic uint32_t *bell, const fi_bell_pipe *pipe);
  * worst one later sleep ends at once. */
 void fi_bell_force(_Atomic uint32_t *bell, const fi_bell_pipe *pipe);
 
+int fi_pipe_open(int ends[2]); /* neither end blocks, and no program that is executed has them */
 /* The parent's bell: an eventfd (both ends the same descriptor) or a pipe. Never blocks. */
-int fi_pipe_open(int ends[2]);
 int fi_event_open(int ends[2]);
 void fi_event_ring(int write_end);
 void fi_event_drain(int read_end);

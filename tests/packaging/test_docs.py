@@ -218,7 +218,7 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
         r"^\| (?:decoding|in memory|spawn): .*", (ROOT / "README.md").read_text(), re.M
     )
     for line, (amd, xeon, case, ours, theirs) in zip(table, README_ROWS, strict=True):
-        told = [float(re.sub(r"[, sx]", "", cell)) for cell in line.split("|")[2:6]]
+        stated = [float(re.sub(r"[, sx]", "", cell)) for cell in line.split("|")[2:6]]
         pairs = [
             (measured(machine, job, case, ours), [measured(machine, job, case, n) for n in theirs])
             for machine, job in (("", amd), ("xeon_", xeon))
@@ -226,8 +226,9 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
         seconds = case.startswith("startup")
         best = [(a, min(b) if seconds else max(b)) for a, b in pairs]
         gains = [b / a if seconds else a / b for a, b in best]
-        want = [float(f"{rate:.3g}") for rate in best[0]] + [float(f"{gain:.2g}") for gain in gains]
-        assert told == want, line
+        expected = [float(f"{rate:.3g}") for rate in best[0]]
+        expected += [float(f"{gain:.2g}") for gain in gains]
+        assert stated == expected, line
 
 
 def test_pages_tell_the_number_of_faults_that_are_listed() -> None:

@@ -112,7 +112,7 @@ def reserved() -> int:
 
 
 def lies_in_dev_shm() -> bool:
-    """Whether memory that is shared lies there: on the portable path, or without `memfd_create`."""
+    """Whether shared memory lies in /dev/shm: on the portable path, or without `memfd_create`."""
     memory = kernels.share(np.zeros(1))
     return OUR_FILES[1] in os.readlink(f"/proc/self/fd/{memory.fd}")
 

@@ -230,7 +230,7 @@ def test_a_kept_batch_costs_its_own_bytes(make, memory, kind):
     watch(memory)
     assert allocated(memory) > 3 * 2 * size
     iterator.finalize()
-    assert descriptors().keys() - set(memory) <= before[0].keys()  # others may end meanwhile
+    assert descriptors().keys() - set(memory) <= before[0].keys()  # an earlier test's may close
     assert allocated(memory) <= 2 * 2 * size + CONTROL
     assert [[int(x[-1]) for x in batch] for batch in kept] == [[8, 9], [14, 15]]
     del kept[0]
