@@ -97,7 +97,7 @@ def _facts_of_arguments(loader: Any, cutter: Any) -> dict[str, Any]:
     return {
         # torch draws a seed first where there is no generator, so that orders differ.
         "generator": None if loader.generator is None else "given",
-        "seed_examples": bool(loader.seed_examples),
+        "seed_examples": bool(loader._own_arguments.seed_examples),
         "batch_size": cut_size(loader),
         "drop_last": bool(getattr(cutter, "drop_last", False)),
         "num_workers": loader.num_workers,

@@ -352,8 +352,9 @@ def collate(
     try:
         return collate_fn(examples)
     except Exception as error:
-        is_builtin = type(error).__module__ == "builtins"  # its argument is but a text
-        place = _misfit(collate_fn, examples) if is_builtin else None
+        # An OSError has its number and the file's name as arguments.
+        has_text = type(error).__module__ == "builtins" and len(error.args) == 1
+        place = _misfit(collate_fn, examples) if has_text else None
         if place is None:
             raise
         key = next(itertools.islice(keys, place, None), None)  # `__getitems__` may give more
@@ -363,6 +364,7 @@ def collate(
             told = type(error)(text)
         except Exception:
             raise error from None
+        told.__dict__.update(error.__dict__)
         raise told.with_traceback(error.__traceback__) from error.__cause__
 
 

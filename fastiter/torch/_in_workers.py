@@ -85,9 +85,10 @@ class WorkersIterator(LoaderIterator):
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0 where there are workers")
         # What is delivered out of order can be told at that time only.
-        self._interval = loader.snapshot_every_n_steps if loader.in_order else 1
+        own = loader._own_arguments
+        self._interval = own.snapshot_every_n_steps if loader.in_order else 1
         self._asks_first = self._is_iterable or is_stateful(self._dataset)
-        limits = loader.dataset_timeout, loader.hedge
+        limits = own.dataset_timeout, own.hedge
         self._shares_rows = loader._adjusts_workers or limits != (None, None)
         if loader._adjusts_workers:
             # Batches whose rows workers cannot share are theirs in turns: of those that stay.
@@ -138,7 +139,7 @@ class WorkersIterator(LoaderIterator):
                 (resume.of_worker(number), made)
                 for number, made in enumerate(resume.keys_by_worker(self._num_workers))
             ]
-        init_fn = loader.worker_init_fn
+        own, init_fn = loader._own_arguments, loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             shards = torch_dataloader._sharding_worker_init_fn  # before the program's function
             init_fn = functools.partial(shards, init_fn, self._world_size, self._rank)
@@ -147,8 +148,8 @@ class WorkersIterator(LoaderIterator):
             batch_converter=self._converter,
             worker_init=init_fn,
             claims=None,
-            retries=loader.on_timeout == "retry",
-            hedges=loader.hedge is not None,
+            retries=own.on_timeout == "retry",
+            hedges=own.hedge is not None,
             kind=self._dataset_kind,
             auto_collation=self._auto_collation,
             collate_fn=collate_of(self._collate_fn, self._dataset, self._auto_collation),
@@ -169,15 +170,15 @@ class WorkersIterator(LoaderIterator):
             most_prefetch=most * loader.prefetch_factor,
             rows=max(1, self._planner.rows, self._most_rows() if is_by_row else 0),
             n_prefetch=ahead(loader),
-            n_held=2 + (_MOST_COPIES + loader.n_device_prefetch if self._pin_memory else 0),
+            n_held=2 + (_MOST_COPIES + own.n_device_prefetch if self._pin_memory else 0),
             shared_mem=None,
-            dataset_timeout=loader.dataset_timeout,
-            n_retries=loader.n_retries if loader.on_timeout == "retry" else None,
+            dataset_timeout=own.dataset_timeout,
+            n_retries=own.n_retries if own.on_timeout == "retry" else None,
             start=choose(checked_context(loader.multiprocessing_context), _CALLER),
             lock=self._lock,
             limits=[_BatchTimeout(self._timeout)] if self._timeout else [],
         )
-        pool.ring.set_hedge(loader.hedge or 0.0)
+        pool.ring.set_hedge(own.hedge or 0.0)
         # Of another batch sampler the batch_size may be tokens, or the most that there can be.
         is_known = not self._auto_collation or is_own(self._index_sampler, BatchSampler)
         plain = plain_columns(self._dataset) if self._planner.rows and is_known else None

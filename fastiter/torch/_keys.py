@@ -40,6 +40,7 @@ class OrderKeys:
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self._has_ended = False
+        self._n_examples, self._generator = 0, None  # as the first key was drawn
         self._before: dict[str, torch.Tensor] = {}
         #: Of all examples, once it has been drawn; their number, if they come in order.
         self.order: npt.NDArray[np.int64] | int | None = None
@@ -57,11 +58,15 @@ class OrderKeys:
         if isinstance(order, int):
             return order
         if stop > len(order) and not self._has_ended:
-            if sampler.generator is not None:
-                # torch's iterator draws another order at its end, of which it takes nothing.
-                self._rewind("end", sampler.generator)
-                torch.randperm(len(sampler.data_source), generator=sampler.generator)
-            self._has_ended = True
+            # torch's iterator draws another order at its end, of which it takes as many keys as are
+            # left over: none, unless the dataset has another length by now.
+            n_more = sampler.num_samples % self._n_examples
+            if n_more or sampler.generator is not None:
+                self._rewind("end", self._generator)
+                more = torch.randperm(self._n_examples, generator=self._generator)[:n_more]
+                if n_more:
+                    order = np.concatenate([order, more.cpu().numpy()])
+            self.order, self._has_ended = order, True
         return order
 
     skip = draw
@@ -82,6 +87,8 @@ class OrderKeys:
         if generator is None:
             generator = torch.Generator()
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        _ = self._sampler.num_samples // n  # as torch's: ZeroDivisionError without examples
+        self._n_examples, self._generator = n, generator
         order: npt.NDArray[np.int64] = torch.randperm(n, generator=generator).cpu().numpy()
         return order
 

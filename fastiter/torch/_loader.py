@@ -8,10 +8,12 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import context as contexts
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, cast
 
 import torch.utils.data
-from torch.utils.data import _DatasetKind
+from torch.utils.data import BatchSampler, _DatasetKind
+from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from fastiter._fetch.dataset_access import is_stateful, row_groups_of
 from fastiter._plan.epoch_sampler import EpochSampler
@@ -61,6 +63,7 @@ from fastiter.torch._state import (
     drawn_from,
     draws_globally,
     epoch_of,
+    is_own,
     length_of,
     load_program_state,
     packed,
@@ -120,6 +123,9 @@ class DataLoader(LoaderReports, torch.utils.data.DataLoader[_T_co]):
     `state_dict` and `load_state_dict` have the protocol of torchdata's ``StatefulDataLoader``: a
     dataset, sampler or their iterator that has these two methods itself is saved and loaded with
     the loader. Over other map-style datasets a state also loads with another ``num_workers``.
+
+    Attributes of arguments that torch has not, such as ``device``, tell what was given, unless a
+    subclass has its own of that name. Setting them changes no batch.
 
     Parameters
     ----------
@@ -233,11 +239,13 @@ persistent_workers, pin_memory_device, in_order
         tail: Tail = "pad",
         return_indices: bool = False,
     ) -> None:
-        self.device = checked_device(device)
-        self.n_device_prefetch = checked_int(
+        # Read from here alone: a subclass may have attributes of these names for other things.
+        own = self._own_arguments = SimpleNamespace()
+        own.device = checked_device(device)
+        own.n_device_prefetch = checked_int(
             "n_device_prefetch", n_device_prefetch, minimum=0, maximum=MOST_PREFETCH
         )
-        has_copies = self.device is not None and self.device.type == "cuda"
+        has_copies = own.device is not None and own.device.type == "cuda"
         if n_device_prefetch != 1 and not has_copies:
             raise ValueError(
                 f"n_device_prefetch={n_device_prefetch} counts batches that are copied to a GPU: "
@@ -287,34 +295,35 @@ persistent_workers, pin_memory_device, in_order
             **({"in_order": in_order} if _torch_takes_in_order() else {}),
         )
         self.in_order = in_order
-        self.snapshot_every_n_steps = checked_optional_int(
+        own.snapshot_every_n_steps = checked_optional_int(
             "snapshot_every_n_steps", snapshot_every_n_steps, minimum=0
         )
-        self.seed_examples = checked_flag("seed_examples", seed_examples)
-        if self.seed_examples and is_iterable:
+        own.seed_examples = checked_flag("seed_examples", seed_examples)
+        if own.seed_examples and is_iterable:
             raise ValueError(
                 "seed_examples=True needs a dataset with __getitem__, not an IterableDataset: seed "
                 "the generators in its __iter__"
             )
-        self.on_error, self.skip_limit = checked(on_error, skip_limit)
+        own.on_error, own.skip_limit = checked(on_error, skip_limit)
         if on_error != "raise" and not self._is_stream:
             self._check_skips(is_iterable)
-        self.dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
-        self.on_timeout, self.n_retries = checked_retries(
-            on_timeout, n_retries, self.dataset_timeout
-        )
-        self.hedge = checked_share("hedge", hedge)
+        own.dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
+        own.on_timeout, own.n_retries = checked_retries(on_timeout, n_retries, own.dataset_timeout)
+        own.hedge = checked_share("hedge", hedge)
         for name in ("dataset_timeout", "hedge"):
-            if getattr(self, name) is not None and not self._is_stream:
-                self._check_shared_rows(f"{name}={getattr(self, name)}")
+            if getattr(own, name) is not None and not self._is_stream:
+                self._check_shared_rows(f"{name}={getattr(own, name)}")
         if self._adjusts_workers:
             self._check_shared_rows("num_workers='auto'")
-        self.return_indices = checked_flag("return_indices", return_indices)
-        if self.return_indices and is_iterable:
+        own.return_indices = checked_flag("return_indices", return_indices)
+        if own.return_indices and is_iterable:
             raise ValueError(
                 "return_indices=True needs a dataset with __getitem__: the examples of an "
                 "IterableDataset have no index"
             )
+        for name, value in vars(own).items():
+            if name not in vars(self) and not hasattr(type(self), name):
+                setattr(self, name, value)
         self._digest: tuple[Any, int, str] | None = None
         self._loaded: dict[str, Any] | None = None  # a state from which the next iteration goes on
         self._loaded_record: LoadedRecord | None = None  # in it, of a sampler of fastiter's
@@ -336,16 +345,17 @@ persistent_workers, pin_memory_device, in_order
             )
 
     def _check_skips(self, is_iterable: bool) -> None:
+        own = self._own_arguments
         if is_iterable:
             raise ValueError(
-                f"on_error={self.on_error!r} needs a dataset with __getitem__: an IterableDataset "
+                f"on_error={own.on_error!r} needs a dataset with __getitem__: an IterableDataset "
                 "cannot go on after an exception. Of a fastiter.datasets.StreamDataset, the rest "
                 "of a shard that fails is left out"
             )
         sampler = drawn_from(self._index_sampler)
-        if isinstance(self.skip_limit, float) and length_of(sampler) is None:
+        if isinstance(own.skip_limit, float) and length_of(sampler) is None:
             raise ValueError(
-                f"skip_limit={self.skip_limit} is a share of an epoch, but the sampler "
+                f"skip_limit={own.skip_limit} is a share of an epoch, but the sampler "
                 f"{type(sampler).__name__} has no length: pass a number of examples (an int), or "
                 "None for no limit"
             )
@@ -408,12 +418,27 @@ persistent_workers, pin_memory_device, in_order
 
     def _has_state(self) -> bool:
         """Whether the iterators are fastiter's. Other contexts than multiprocessing's own may start
-        workers that are no processes, or no children of this one: for them torch's iterator is
-        used."""
+        workers that are no processes, or no children of this one, and a sampler of a subclass may
+        cut an `IterableDataset` in any way: for them torch's iterator is used."""
         context: Any = self.multiprocessing_context
-        return context is None or context is SAFE or type(context) in _CONTEXTS
+        is_known = context is None or context is SAFE or type(context) in _CONTEXTS
+        return is_known and not self._has_foreign_sampler()
+
+    def _has_foreign_sampler(self) -> bool:
+        """Whether a subclass has replaced the sampler or batches of an `IterableDataset`."""
+        if self._dataset_kind != _DatasetKind.Iterable:
+            return False
+        sampler = self._index_sampler
+        is_plain = not self._auto_collation or is_own(sampler, BatchSampler)
+        return not is_plain or type(drawn_from(sampler)) is not _InfiniteConstantSampler
 
     def _require_state(self) -> None:
+        if self._has_foreign_sampler():
+            raise RuntimeError(
+                f"{type(self).__name__} has no state: torch's own iterator makes its batches, "
+                "because its sampler or batch_sampler for an IterableDataset is not torch's: keep "
+                "the one that batch_size makes"
+            )
         if not self._has_state():
             raise RuntimeError(
                 f"a loader with multiprocessing_context={self.multiprocessing_context!r} has no "

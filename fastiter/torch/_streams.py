@@ -40,11 +40,12 @@ def check_arguments(loader: Any) -> None:
             f"multiprocessing_context={loader.multiprocessing_context!r} is none of "
             "multiprocessing's, whose workers a StreamDataset needs"
         )
-    if loader.return_indices:
+    own = loader._own_arguments
+    if own.return_indices:
         raise ValueError("return_indices=True needs indices, which a StreamDataset has not")
     StreamIteration(loader).finalize()
-    if loader.dataset_timeout is not None and not loader.num_workers:
-        loader._check_shared_rows(f"dataset_timeout={loader.dataset_timeout}")
+    if own.dataset_timeout is not None and not loader.num_workers:
+        loader._check_shared_rows(f"dataset_timeout={own.dataset_timeout}")
 
 
 def begin(loader: Any) -> StreamIteration:
@@ -111,7 +112,7 @@ class Collation:
         self._is_batch = loader.batch_size is not None
         self._pins = loader.pin_memory and torch.cuda.is_available()
         self._pin_memory_device = loader.pin_memory_device
-        self._copies = DeviceCopies.of(loader)
+        self._copies = DeviceCopies.of(loader._own_arguments)
 
     def __call__(self, examples: list[Any]) -> Any:
         batch = self._collate_fn(examples if self._is_batch else examples[0])
@@ -129,6 +130,7 @@ class StreamIteration(MultiprocessIterator):
     def __init__(self, loader: Any) -> None:
         self.last = LastIteration()
         self._persists = loader.persistent_workers
+        own = loader._own_arguments
         n_workers, factor = loader.num_workers, loader.prefetch_factor
         super().__init__(
             loader.dataset,
@@ -137,14 +139,14 @@ class StreamIteration(MultiprocessIterator):
             n_processes=n_workers,
             n_prefetch=n_workers * factor if n_workers and factor else None,
             converter=Collation(loader),  # type: ignore[arg-type] # takes no device
-            on_error=loader.on_error,
-            skip_limit=loader.skip_limit,
-            dataset_timeout=loader.dataset_timeout,
-            on_timeout=loader.on_timeout,
-            n_retries=loader.n_retries,
-            hedge=loader.hedge,
+            on_error=own.on_error,
+            skip_limit=own.skip_limit,
+            dataset_timeout=own.dataset_timeout,
+            on_timeout=own.on_timeout,
+            n_retries=own.n_retries,
+            hedge=own.hedge,
             drop_last=loader.drop_last,
-            seed_examples=bool(loader.seed_examples),
+            seed_examples=bool(own.seed_examples),
             worker_init=loader.worker_init_fn,
             context=loader.multiprocessing_context,
             rank=loader._ranks[0],

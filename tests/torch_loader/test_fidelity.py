@@ -163,6 +163,86 @@ def test_iterators_that_a_subclass_wraps(loader_class: Any, workers: Any) -> Non
         assert [x.tolist() for x in resumed] == [[1, 2, 3], [4, 5, 6]]
 
 
+@pytest.mark.parametrize("name", ["device", "return_indices", "on_error", "hedge", "n_retries"])
+@pytest.mark.parametrize("when", ["before", "after", "property"])
+def test_attributes_of_a_subclass_with_names_of_arguments(
+    loader_class: Any, workers: Any, name: str, when: str
+) -> None:
+    """As DGL's loader has a ``device``. They stay, and change no batch."""
+
+    class Named(loader_class):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            if when == "before":
+                setattr(self, name, "meta")
+            super().__init__(*arguments, **keywords)
+            if when == "after":
+                setattr(self, name, "meta")
+
+    if when == "property":
+        setattr(Named, name, property(lambda self: "meta"))
+    loader = Named(range(6), 3, **workers)
+    assert getattr(loader, name) == "meta"
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("change", [-12, -4, 5, 30])
+@pytest.mark.parametrize("batch_size", [3, 4, 5, None])
+def test_a_dataset_whose_length_changes_in_a_shuffled_epoch(
+    seed: int | None, change: int, batch_size: int | None
+) -> None:
+    """torch's iterator looks again at its end, and repeats some keys."""
+
+    def seen(loader_class: Any) -> list[Any]:
+        dataset = Dataset(lambda i: i)
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        torch.manual_seed(5)
+        loader = loader_class(dataset, batch_size, shuffle=True, generator=generator)
+        found = []
+        for _ in range(2):
+            try:
+                for batch in loader:
+                    found.append(np.asarray(batch).tolist())
+                    dataset.n = max(0, 12 + change)
+            except ZeroDivisionError:
+                found.append("no examples")
+        return found
+
+    assert seen(DataLoader) == seen(torch_data.DataLoader)
+
+
+class Cut(torch_data.Sampler):
+    def __iter__(self) -> Any:
+        return iter([[None] * size for size in (2, 3, 1, 2)])
+
+
+@pytest.mark.parametrize("name", ["batch_sampler", "sampler"])
+def test_samplers_of_an_iterable_dataset(loader_class: Any, workers: Any, name: str) -> None:
+    class Cutting(loader_class):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            object.__setattr__(self, name, Cut())
+
+    class Counting(torch_data.IterableDataset):
+        def __iter__(self) -> Any:
+            info = torch_data.get_worker_info()
+            return itertools.count(0 if info is None else 100 * info.id)
+
+    size = 4 if name == "batch_sampler" else None
+    loader = Cutting(Counting(), size, **workers)
+    if name == "sampler":
+        expected: Any = [0, 100, 1, 101] if workers else [0, 1, 2, 3]
+    elif workers:
+        expected = [[0, 1], [100, 101, 102], [2], [103, 104]]
+    else:
+        expected = [[0, 1], [2, 3, 4], [5], [6, 7]]
+    for _ in range(2):
+        assert [np.asarray(batch).tolist() for batch in loader] == expected
+    if loader_class is DataLoader:
+        with pytest.raises(RuntimeError, match="Cutting has no state: torch's own iterator"):
+            loader.state_dict()
+
+
 def _moving(construct: Any) -> Any:
     """A constructor of torch's iterators that draws two batches."""
 

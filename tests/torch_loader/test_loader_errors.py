@@ -460,6 +460,33 @@ def test_exceptions_that_torch_cannot_tell_of(name: str, index: int, collate_fn:
         assert part in str(error)
 
 
+class Unread(dict):
+    """An example that is read as it is collated, and raises."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(a=0)
+        self.error = error
+
+    def __getitem__(self, key: str) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_collation_keeps_what_an_exception_has(num_workers: int) -> None:
+    for loader_class in (torch_data.DataLoader, DataLoader):
+        error = FileNotFoundError(errno.ENOENT, "no file", "a.txt")
+        with pytest.raises(FileNotFoundError, match="no file") as caught:
+            list(loader_class([Unread(error)] * 3, 3, num_workers=num_workers))
+        if num_workers == 0:
+            assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, "a.txt")
+        noted = ValueError("no text")
+        noted.path = "a.txt"
+        with pytest.raises(ValueError, match="no text") as caught:
+            list(loader_class([Unread(noted)] * 3, 3, num_workers=num_workers))
+        if num_workers == 0 or loader_class is DataLoader:
+            assert caught.value.path == "a.txt"
+
+
 def test_tracebacks_have_line_numbers() -> None:
     for num_workers in (0, 1):
         error, _ = raised(DataLoader, EXCEPTIONS["KeyError"], 3, num_workers=num_workers)

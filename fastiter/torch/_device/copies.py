@@ -42,15 +42,15 @@ class DeviceCopies:
         self._stream: Any = None
 
     @classmethod
-    def of(cls, loader: Any) -> DeviceCopies | None:
-        """The copies of a loader; None if its batches stay on the host. RuntimeError if the device
-        is a GPU, and torch finds none."""
-        device = loader.device
+    def of(cls, arguments: Any) -> DeviceCopies | None:
+        """The copies of a loader with these arguments; None if its batches stay on the host.
+        RuntimeError if the device is a GPU, and torch finds none."""
+        device = arguments.device
         if device is None or device.type == "cpu":
             return None
         if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"device={str(device)!r}, but torch finds no GPU (CUDA)")
-        return cls(device, loader.n_device_prefetch)
+        return cls(device, arguments.n_device_prefetch)
 
     def begin(self, batch: Any) -> Any:
         """Begin to copy the tensors of a batch to a GPU: a `Pending` batch. For other devices, the

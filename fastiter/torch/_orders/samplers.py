@@ -229,7 +229,7 @@ class EpochOwner(Sampler[Any]):
         if iteration is not None and iteration.has_begun:
             epoch, loaded = iteration.number, iteration.loaded
         size = None if self._cuts else loader.batch_size or 1
-        planner = self.planner(epoch, size, loader.seed_examples)
+        planner = self.planner(epoch, size, loader._own_arguments.seed_examples)
         if loaded is not None:
             loaded.go_to(planner)
         state = planner.state
