@@ -67,8 +67,8 @@ class KeyPolicy(SkipPolicy):
 
 class Numbered:
     """A batch's keys, or one of them, unless ``is_batch``; and the numbers of the examples that are
-    fetched by them. ``origin`` is the seed of the examples' random numbers, what those of the first
-    example belong to, and how much more it is with each example that follows."""
+    fetched by them. ``origin``: the seed of the examples' random numbers, the number of the first
+    example, and the step from each example's number to the next."""
 
     def __init__(self, keys: Any, is_batch: bool, origin: tuple[Seed, int, int]) -> None:
         self.keys = keys if is_batch else [keys]

@@ -202,7 +202,7 @@ class InProcessIterator(LoaderIterator):
         if batches.is_cut_off:  # here, so that the state stays
             raise cut_off(batches.dataset, "examples")
         if self._is_iterable and planner.order is None and planner.example_seed is None:
-            # Nobody reads the keys of a stream: those that follow the first batch are not drawn.
+            # A stream does not read its keys: after those of the first batch, none are drawn.
             planner.order, planner.cutter = sys.maxsize, self._sampler_iter.cutter
         if plan.work is None and (batches.is_stateful or self._is_iterable):
             plan.work = Begun(batches.state() if batches.is_stateful else None, [])

@@ -157,9 +157,9 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             self._sampler_iter = opened
 
     def _move_opening(self, loader: Any, main: dict[str, Any] | None) -> tuple[bool, Any]:
-        """Whether a sampler's iterator, which may draw as it is made, was made at another step in
-        the iteration that goes on: only without batches before the base seed is drawn. If so, the
-        iterator, where it is made now."""
+        """Whether the resumed iteration made the sampler's iterator at another step than this one:
+        without batches before the base seed is drawn, with batches for the first key. A sampler may
+        draw as its iterator is made. And this iterator, if it has to be made now; else None."""
         index_sampler = loader._index_sampler
         sampler, is_first = drawn_from(index_sampler), type(index_sampler) is not BatchSampler
         if main is None or self._owner is not None or is_torchs(sampler):

@@ -207,7 +207,7 @@ class IteratedKeys:
 class DealtKeys:
     """A rank's keys of an epoch in which the number of ranks has changed: what was left of torch's
     order of all ranks behind ``place``, in turns, padded or cut as the `DistributedSampler` says.
-    ``own`` stands for the keys before in the count of this rank's keys."""
+    Before them come ``own`` keys None, in place of those that count as this rank's earlier ones."""
 
     def __init__(self, sampler: Any, place: int, own: int) -> None:
         self._sampler, self._place, self._own = sampler, place, own
@@ -273,7 +273,7 @@ def _named(keys: Any, rows: EpochRows) -> Any:
 
 
 def _numbered(key: Any, rows: EpochRows) -> Any:
-    """The key that has become this one by `_named`."""
+    """The inverse of `_named`."""
     if isinstance(key, (int, np.integer)):
         return int(rows.numbers(np.array([key], np.int64))[0])
     return [_numbered(one, rows) for one in key] if type(key) is list else key
