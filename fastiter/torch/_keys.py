@@ -87,10 +87,11 @@ class OrderKeys:
         if generator is None:
             generator = torch.Generator()
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        _ = self._sampler.num_samples // n  # as torch's: ZeroDivisionError without examples
         self._n_examples, self._generator = n, generator
-        order: npt.NDArray[np.int64] = torch.randperm(n, generator=generator).cpu().numpy()
-        return order
+        # One, unless the length has just changed; without examples torch's ZeroDivisionError.
+        n_orders = range(self._sampler.num_samples // n)
+        orders = [torch.randperm(n, generator=generator).cpu().numpy() for _ in n_orders]
+        return orders[0] if len(orders) == 1 else np.concatenate([np.arange(0), *orders])
 
     def _rewind(self, step: str, generator: torch.Generator) -> None:
         """Set a generator back to where it was before this step, if that was interrupted."""

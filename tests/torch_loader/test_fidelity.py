@@ -186,10 +186,11 @@ def test_attributes_of_a_subclass_with_names_of_arguments(
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("change", [-12, -4, 5, 30])
-@pytest.mark.parametrize("batch_size", [3, 4, 5, None])
+@pytest.mark.parametrize("change", [-12, -7, -4, 5, 30])
+@pytest.mark.parametrize("batch_size", [4, 5, None])
+@pytest.mark.parametrize("number", [None, 12])
 def test_a_dataset_whose_length_changes_in_a_shuffled_epoch(
-    seed: int | None, change: int, batch_size: int | None
+    seed: int | None, change: int, batch_size: int | None, number: int | None
 ) -> None:
     """torch's iterator looks again at its end, and repeats some keys."""
 
@@ -197,11 +198,16 @@ def test_a_dataset_whose_length_changes_in_a_shuffled_epoch(
         dataset = Dataset(lambda i: i)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         torch.manual_seed(5)
-        loader = loader_class(dataset, batch_size, shuffle=True, generator=generator)
+        sampler = torch_data.RandomSampler(dataset, num_samples=number, generator=generator)
+        loader = loader_class(dataset, batch_size, sampler=sampler)
         found = []
-        for _ in range(2):
+        for epoch in range(3):
+            dataset.n = 12
             try:
-                for batch in loader:
+                iterator = iter(loader)
+                if epoch == 1:  # before the first key is drawn
+                    dataset.n = max(0, 12 + change)
+                for batch in iterator:
                     found.append(np.asarray(batch).tolist())
                     dataset.n = max(0, 12 + change)
             except ZeroDivisionError:
