@@ -18,7 +18,7 @@
 
 uint64_t fi_cache_start(uint64_t length)
 {
-    return ((FI_CACHE_INDEX + 2 * length) * 8 + 4095) / 4096 * 4096;
+    return ((FI_CACHE_INDEX + 2 * (length >> 58 ? 1ULL << 58 : length)) * 8 + 4095) / 4096 * 4096;
 }
 
 static uint64_t offset_of(uint64_t place)

@@ -76,7 +76,7 @@ typedef struct fi_cache_part {
     uint64_t offset, size; /* from the head on */
 } fi_cache_part;
 
-/* Bytes before the entries. */
+/* Bytes before the entries; for more than 2**58 rows as for 2**58, which no file has room for. */
 uint64_t fi_cache_start(uint64_t length);
 
 /* Acquire, with the release of fi_cache_swap and fi_cache_put: who sees a place sees its stamp. */

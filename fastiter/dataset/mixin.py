@@ -49,18 +49,18 @@ def _python_int(index: Any) -> Any:
 
 def row_at(i: Any, size: int) -> int:
     """Return index ``i`` of ``size`` examples as a row; negative indices count from the end."""
-    if not -size <= i < size:
-        raise out_of_range(i, size)
-    return operator.index(i) % size
+    if not -size <= (row := operator.index(i)) < size:
+        raise out_of_range(row, size)
+    return row % size
 
 
 def place_among(ends: list[int], i: int) -> tuple[int, int]:
     """Return which of several datasets, of these accumulated lengths, has index `i`, and where."""
-    size = ends[-1] if ends else 0
-    if not 0 <= i < size:
-        raise out_of_range(i, size)
-    number = bisect_right(ends, i)
-    return number, i - (ends[number - 1] if number else 0)
+    size, row = ends[-1] if ends else 0, operator.index(i)
+    if not 0 <= row < size:
+        raise out_of_range(row, size)
+    number = bisect_right(ends, row)
+    return number, row - (ends[number - 1] if number else 0)
 
 
 def places_among(ends: list[int], rows: Sequence[int]) -> dict[int, tuple[list[int], list[int]]]:

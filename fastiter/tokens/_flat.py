@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastiter._util.arguments import checked_int
 from fastiter.tokens._sources import open_bin, paths_of
 
 _STEP = 1 << 24  # tokens at a time
@@ -70,7 +71,7 @@ def document_offsets(path: Any, eod_token_id: int, dtype: Any = None) -> npt.NDA
         raise ValueError(f"path must name one .bin file, not {path!r:.200}")
     tokens = open_bin(files[0], dtype)
     room = np.iinfo(tokens.dtype)
-    if not room.min <= eod_token_id <= room.max:
+    if not room.min <= checked_int("eod_token_id", eod_token_id, minimum=-(1 << 63)) <= room.max:
         raise ValueError(f"eod_token_id={eod_token_id} is no token of dtype={tokens.dtype}")
     ends = [
         start + 1 + np.flatnonzero(tokens[start : start + _STEP] == eod_token_id)

@@ -230,9 +230,8 @@ def _of_arrays(source: Any, documents: Any, dtype: Any) -> Opened:
         return Opened([tokens], _offsets(documents, len(tokens)), {})
     if documents is not None:
         raise ValueError("documents= is for .bin files and one array; a list has one in each item")
-    tokens = np.concatenate([np.empty(0, kind), *given]).astype(kind, copy=False)
-    ends = np.cumsum([0, *map(len, given)], dtype=np.int64)
-    return Opened([tokens], [(ends, None, 1, 0)], {})
+    tokens = np.concatenate(given, dtype=kind, casting="unsafe")  # never by way of floats
+    return Opened([tokens], [(np.cumsum([0, *map(len, given)], dtype=np.int64), None, 1, 0)], {})
 
 
 # ---- Arrow -----------------------------------------------------------------------------------

@@ -256,6 +256,7 @@ static void clearing_beside_others(bool has_sums)
 
 int main(void)
 {
+    CHECK(fi_cache_start(UINT64_MAX) > (uint64_t)1 << 62); /* it does not wrap around */
     rows_and_limit();
     short_memory();
     copies(true);

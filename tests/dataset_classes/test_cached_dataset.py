@@ -366,6 +366,20 @@ def test_wrong_arguments_are_named(arguments, error, text, tmp_path, monkeypatch
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.parametrize("length", [1 << 58, 1 << 62, (1 << 63) - 1])
+def test_more_rows_than_an_index_can_have_are_refused(length, tmp_path):
+    class Long:
+        def __len__(self):
+            return length
+
+    for arguments in ({}, {"path": tmp_path / "a", "disk": 1 << 40}):
+        with pytest.raises(ValueError, match=f"index of {length} rows alone takes"):
+            fastiter.cache(Long(), **arguments)
+    with pytest.raises(OSError, match=r"File too large|No space"):
+        fastiter.cache(Long(), path=tmp_path / "a")
+    assert not os.listdir(tmp_path)
+
+
 def test_a_stream_cannot_be_cached():
     with pytest.raises(TypeError, match="stream"):
         fastiter.cache(itertools.count())

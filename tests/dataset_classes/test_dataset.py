@@ -49,6 +49,13 @@ def test_bools_are_integers_and_masks_no_indices(tmp_path):
         datasets[2][1.5]
 
 
+@pytest.mark.parametrize("index", ["1", None, (0, 1), 1.0])
+def test_what_is_no_integer_is_named_by_its_type(index):
+    for dataset in (SubDataset([3, 4], 0, 2), ConcatenatedDataset([3], [4])):
+        with pytest.raises(TypeError, match=f"'{type(index).__name__}' object cannot be interp"):
+            dataset[index]
+
+
 @pytest.mark.parametrize("index", [6, -7, [0, 6]])
 def test_wrong_index_is_an_index_error(index):
     with pytest.raises(IndexError):

@@ -87,6 +87,9 @@ def test_wrong_views_name_what_is_wrong():
         ([0, 10], IndexError, "index 10"),
         ([-11], IndexError, "index -11"),
         ([True] * 9, ValueError, "9 bools are given for 10 rows"),
+        ([1.7], TypeError, "float"),
+        (np.array([0.0, 1.0]), TypeError, "float"),
+        (["1"], TypeError, "str"),
     ):
         with pytest.raises(error, match=text):
             ten.slice[rows]

@@ -174,6 +174,16 @@ def test_tokens_that_a_dtype_has_no_room_for_are_refused():
     assert TokenDataset([[1], [70_000]], dtype=np.uint32)[1]["input_ids"].tolist() == [70_000]
 
 
+def test_tokens_are_never_rounded():
+    odd, most = (1 << 53) + 1, (1 << 63) - 1
+    for dtypes in ([np.uint64], [np.int64, np.uint64], [np.uint64, np.int64, np.uint8]):
+        documents = [np.array([odd, most], dtypes[0]), *(np.array([3], each) for each in dtypes)]
+        for dtype in (None, np.int64):
+            rows = TokenDataset(documents, dtype=dtype)
+            assert rows[0]["input_ids"].tolist() == [odd, most]
+            assert rows[1]["input_ids"].tolist() == [3]
+
+
 def test_a_document_may_lie_in_several_parts(tmp_path):
     parts = [[0, 1], [], [2], [3, 4, 5]]
     for number, part in enumerate(parts):
@@ -192,6 +202,9 @@ def test_document_offsets_of_one_file_of_tokens(tmp_path):
             document_offsets(path, 0)
     with pytest.raises(ValueError, match="eod_token_id=65536 is no token of dtype=uint16"):
         document_offsets(tmp_path / "a.bin", 1 << 16)
+    for wrong in (0.5, True, "0", None):
+        with pytest.raises(TypeError, match="eod_token_id must be an integer"):
+            document_offsets(tmp_path / "a.bin", wrong)
     with pytest.raises(ValueError, match=r"one prefix .* and without other files"):
         TokenDataset(str(tmp_path / "a*"), 8)  # the index was read as tokens, too
 

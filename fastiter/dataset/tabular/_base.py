@@ -562,7 +562,7 @@ def _checked_rows(rows: Any, length: int) -> Any:
         if len(rows) != length:
             raise ValueError(f"{len(rows)} bools are given for {length} rows: give one per row")
         return [number for number, is_wanted in enumerate(rows) if is_wanted]
-    return [row_at(int(row), length) for row in rows]
+    return [row_at(row, length) for row in rows]
 
 
 def _places(keys: tuple[Any, ...], names: tuple[str, ...]) -> tuple[int, ...]:
