@@ -31,11 +31,11 @@ cdef enum:
 
 HEAD_BYTES = FI_CACHE_HEAD
 cdef object BYTES = numpy.dtype(numpy.uint8)
-ALL_ROWS = FI_CACHE_TOKENS  # number of the lock of who empties or replaces them, after the tokens
+ALL_ROWS = FI_CACHE_TOKENS  # the lock for clearing or replacing a cache: the number after the tokens
 
 
 def start_of(uint64_t length):
-    """Bytes of header and index of a cache of so many rows; entries follow."""
+    """Bytes of header and index of a cache of `length` rows; entries follow."""
     return fi_cache_start(length)
 
 

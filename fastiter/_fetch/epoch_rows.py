@@ -57,7 +57,7 @@ class EpochRows:
         self._befores: Indices | None = None
 
     def begin(self, window: int, before: int) -> None:
-        """Count from this window on, before which there are so many rows, unless it is counted."""
+        """Count from this window on, which has ``before`` rows before it, unless it is counted."""
         first, known, ends = self._counts
         if before < known or window > first + len(ends):
             self._counts = _Counts(window, before, [])

@@ -21,7 +21,7 @@ cdef extern from "Python.h":
 
 
 def can_share_rows(keys, Py_ssize_t most):
-    """Whether workers can share the rows of these keys: at most so many, in a known container."""
+    """Whether workers can share the rows of these keys: 1 to `most`, in a known container."""
     kinds = list, tuple, numpy.ndarray, loaded("torch", "Tensor")
     return type(keys) in kinds and 0 < len(keys) <= most
 

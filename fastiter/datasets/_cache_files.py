@@ -116,8 +116,8 @@ def _open(path: str, meaning: Meaning, number: bytes | None) -> tuple[int, bool,
                 return kept, is_read_only, found
             if is_read_only:
                 raise ValueError(f"the cache {path} {found}, and it is read-only")
-            # Whoever has the lock, and finds the same file again, is the one who replaces it. It is
-            # no lock that those have who use the file.
+            # The process that has this lock, and finds the same file again, replaces it. Processes
+            # that use the file have another lock.
             with (
                 FileLocks(fd, ALL_ROWS + 1, "replacing a cache").alone(
                     ALL_ROWS, f"its turn to replace {path}"
@@ -201,7 +201,7 @@ def _table(fd: int, meaning: Meaning, disk: float, is_read_only: bool) -> CacheT
         limit = used + int(limit * free.f_bavail * free.f_frsize)
         require_index("disk", limit, meaning.length)
     is_first = False
-    # Whoever cannot write has no lock, which would tell the next one that an opening is under way.
+    # A process that cannot write takes no lock: with it, the next would not begin an opening.
     if not is_read_only:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,7 +217,7 @@ def _table(fd: int, meaning: Meaning, disk: float, is_read_only: bool) -> CacheT
 
 
 def _share(fd: int) -> None:
-    """Take the lock that all have who use the file, once no process begins an opening."""
+    """Take the lock of all processes that use the file, once no process begins an opening."""
     began = said = status.now()
     while True:
         with contextlib.suppress(BlockingIOError):

@@ -218,7 +218,7 @@ def _both(name: str, value: Any) -> tuple[int, int]:
 
 
 def _numbers(name: str, value: Any, count: int, is_one_enough: bool = False) -> tuple[float, ...]:
-    """So many finite numbers; or so many times one number, where that is enough."""
+    """``value`` as ``count`` finite floats; with ``is_one_enough`` also one number for all."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         found = (value,) * count if is_one_enough and np.ndim(value) == 0 else value
         if len(found) == count and bool not in map(type, found) and all(map(math.isfinite, found)):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class RowsOfEpochs(EpochSampler):
     """The rows of a dataset whose epochs differ, as they come, or in the order of another sampler.
 
-    The indices tell their epoch, so that whoever fetches rows ahead needs no other word.
+    An index includes its epoch, so that workers that fetch ahead need no other message.
     """
 
     kind: ClassVar[int] = 7

@@ -348,7 +348,7 @@ class Stretch:
         if len(open_slots) > len(picks):
             picks = []  # all anew, and put in place at the end: threads may share an order
             waiting = self._spare.copy()
-            released: list[tuple[int, int]] = []  # a heap: who was drawn too little is on top
+            released: list[tuple[int, int]] = []  # a heap: the source most in deficit on top
             for slot in open_slots:
                 while waiting and waiting[-1][0] <= slot:
                     heappush(released, waiting.pop()[1:])
