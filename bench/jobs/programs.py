@@ -1,8 +1,8 @@
 """Datasets as programs have them, unchanged, in torch's loader and in fastiter's.
 
-A call takes a number of examples, by 2 workers that persist. ``bare`` is no loader: two processes
-that make the examples, and drop them. The collate functions are the program's own, but for images
-of one shape, which `default_collate` stacks.
+A call takes a number of examples, by 2 workers that persist, or without workers. ``bare`` is no
+loader: two processes that make the examples, and drop them. The collate functions are the program's
+own, but for images of one shape, tables and tensors, which `default_collate` stacks.
 """
 
 from __future__ import annotations
@@ -153,6 +153,27 @@ class Words:
         return {"input_ids": [self.numbers[word] for word in text.split()], "label": i % 3}
 
 
+class Table:
+    """Rows of a table in memory, as arrays of 16 float32 and a number."""
+
+    def __init__(self, quick: bool) -> None:
+        self.rows = np.random.default_rng(0).random((60_000, 16), np.float32)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return self.rows[i], i
+
+
+def tensors(quick: bool) -> Any:
+    """60,000 images of 28 x 28 in memory, and their labels: a `TensorDataset`."""
+    import torch
+
+    labels = torch.randint(0, 10, (60_000,))
+    return torch.utils.data.TensorDataset(torch.rand(60_000, 28, 28), labels)
+
+
 def unzipped(examples: list[Any]) -> tuple[Any, ...]:
     return tuple(zip(*examples, strict=True))
 
@@ -172,7 +193,9 @@ def padded_words(examples: list[Any]) -> dict[str, Any]:
     return {"input_ids": torch.tensor(rows), "labels": torch.tensor([e["label"] for e in examples])}
 
 
-def _loader(kind: Callable[[bool], Any], quick: bool, n: int, library: str, **options: Any) -> Any:
+def _loader(
+    kind: Callable[[bool], Any], quick: bool, n: int, workers: int, library: str, **options: Any
+) -> Any:
     def make() -> Any:
         import torch
 
@@ -180,7 +203,7 @@ def _loader(kind: Callable[[bool], Any], quick: bool, n: int, library: str, **op
 
         torch.set_num_threads(1)
         module: Any = fastiter.torch if library == "fastiter" else torch.utils.data
-        settings = {"shuffle": True, "num_workers": _WORKERS, "persistent_workers": True}
+        settings = {"num_workers": workers, "persistent_workers": workers > 0, "shuffle": True}
         return module.DataLoader(kind(quick), drop_last=True, **settings, **options)
 
     return loop(make, n // options["batch_size"])
@@ -216,25 +239,31 @@ def _check(batch_size: int, result: Any, source: Any) -> None:
 
 def cases(quick: bool) -> Iterator[Case]:
     bind = functools.partial
-    chosen: dict[str, tuple[Callable[[bool], Any], int, int, Any]] = {
-        "JPEG by torchvision, uint8": (bind(Photographs, is_float=False), 20, 240, None),
-        "JPEG by torchvision, float32": (bind(Photographs, is_float=True), 20, 240, None),
-        "JPEG by Pillow and NumPy": (Crops, 20, 240, None),
-        "detection, lists of images": (Detection, 16, 240, unzipped),
-        "speech, padded spectrograms": (Speech, 16, 160, padded),
-        "compressed .npz files": (Compressed, 20, 240, None),
-        "words, padded": (Words, 64, 6400, padded_words),
+    chosen: dict[str, tuple[Callable[[bool], Any], int, int, int, Any]] = {
+        "JPEG by torchvision, uint8": (bind(Photographs, is_float=False), 20, 240, _WORKERS, None),
+        "JPEG by torchvision, float32": (bind(Photographs, is_float=True), 20, 240, _WORKERS, None),
+        "JPEG by Pillow and NumPy": (Crops, 20, 240, _WORKERS, None),
+        "detection, lists of images": (Detection, 16, 240, _WORKERS, unzipped),
+        "speech, padded spectrograms": (Speech, 16, 160, _WORKERS, padded),
+        "compressed .npz files": (Compressed, 20, 240, _WORKERS, None),
+        "words, padded": (Words, 64, 6400, _WORKERS, padded_words),
+        "rows of a table, without workers": (Table, 256, 51_200, 0, None),
+        "TensorDataset, without workers": (tensors, 64, 12_800, 0, None),
+        "TensorDataset": (tensors, 64, 51_200, _WORKERS, None),
     }
-    for name, (kind, batch_size, n, collate) in list(chosen.items())[: 1 if quick else None]:
+    for name, (kind, batch_size, n, workers, collate) in list(chosen.items())[
+        : 1 if quick else None
+    ]:
         n = 2 * batch_size if quick else n
         options = {"batch_size": batch_size, "collate_fn": collate}
+        bare = {"fastiter.bare": bind(_bare, kind, quick, n)} if workers else {}
         yield Case(
             name=name,
             sources=lambda: [None],
             candidates={
-                "fastiter": bind(_loader, kind, quick, n, "fastiter", **options),
-                "fastiter.bare": bind(_bare, kind, quick, n),
-                "torch": bind(_loader, kind, quick, n, "torch", **options),
+                "fastiter": bind(_loader, kind, quick, n, workers, "fastiter", **options),
+                **bare,
+                "torch": bind(_loader, kind, quick, n, workers, "torch", **options),
             },
             check=bind(_check, batch_size),
             items=n,

@@ -142,6 +142,14 @@ cdef object _join_values(object values, bint pads, object fill, object out):
         drop(&table)
 
 
+def has_read_only(batch):
+    """Whether one of the arrays, which may be of subclasses, must not be written to."""
+    for value in batch:
+        if isinstance(value, cnp.ndarray) and not cnp.PyArray_ISWRITEABLE(value):
+            return True
+    return False
+
+
 def join_batch(batch, bint copy):
     """Join a list or tuple of examples, field by field, without padding.
 

@@ -17,14 +17,16 @@ from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan
 from fastiter._util.failures import AllSkipped, Failure
 from fastiter._workers.batch_converter import ConcatConverter
-from fastiter.torch._collate import (
+from fastiter.torch._batches.collate import (
     ColumnsCollate,
     collate,
     collate_by,
     converter_for,
     is_default,
     stack_again,
+    table_now,
 )
+from fastiter.torch._batches.columns import FEW, TensorRows
 from fastiter.torch._examples import KeyPolicy, Numbered, Seeded, decided
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._keys import cut_off, is_cut_off
@@ -46,7 +48,10 @@ class WholeBatches:
     gather = None
 
     def __init__(self, iterator: Any, state: Any) -> None:
-        self.dataset = iterator._dataset
+        self.dataset, self._rows = iterator._dataset, None
+        if type(self.dataset) is TensorRows:
+            self.dataset, self._rows = self.dataset.dataset, self.dataset
+        self._table = table_now()  # for which batches of rows are right
         self._kind = iterator._dataset_kind
         self._is_iterable = iterator._is_iterable
         self._auto_collation = iterator._auto_collation
@@ -103,7 +108,11 @@ class WholeBatches:
         return data
 
     def _gathered(self, keys: Any) -> Any:
-        """The batch of Arrow columns; None if it has to be made of examples."""
+        """The batch of Arrow columns or tensors; None if it has to be made of examples."""
+        if self._rows is not None:
+            indices = None if len(keys) < FEW else index_array(keys, MOST_ROWS)
+            is_whole = indices is not None and table_now() == self._table
+            return self._rows.batch(indices) if is_whole else None
         if self._columns is None:
             return None
         indices = index_array(keys, MOST_ROWS)

@@ -25,7 +25,8 @@ from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import DatasetError, DatasetTimeoutError, WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
-from fastiter.torch._collate import collate_of, converter_for, shared_converter
+from fastiter.torch._batches.collate import collate_of, converter_for, shared_converter
+from fastiter.torch._batches.columns import TensorRows
 from fastiter.torch._device.copies import Pending
 from fastiter.torch._device.pinned import pinned_slots
 from fastiter.torch._examples import decided
@@ -182,7 +183,7 @@ class WorkersIterator(LoaderIterator):
         # Of another batch sampler the batch_size may be tokens, or the most that there can be.
         is_known = not self._auto_collation or is_own(self._index_sampler, BatchSampler)
         plain = plain_columns(self._dataset) if self._planner.rows and is_known else None
-        if plain is not None and plain.is_arrow:
+        if plain is not None and (plain.is_arrow or type(self._dataset) is TensorRows):
             pool.use_columns(plain, min(pool.rows, len(self._dataset)) or 1)
             self._planner.use_schema(pool.ring.schema)
         elif self._shares_rows and self._iterations.schema is not None:

@@ -22,8 +22,8 @@ from fastiter._plan.state import SkipState
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.failures import AllSkipped, Failure, capture
 from fastiter.iterators._skips import batch_of_none
+from fastiter.torch._batches.columns import fetched
 from fastiter.torch._changes import facts_of
-from fastiter.torch._collate import fetched
 from fastiter.torch._device.copies import DeviceCopies
 from fastiter.torch._examples import KeyPolicy
 from fastiter.torch._keys import SamplerKeys, epoch_rows, keys_of

@@ -23,13 +23,13 @@ from fastiter._ring.schema import Schema
 from fastiter._util.failures import dump, known_class, never_skipped
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
-from fastiter.torch._collate import (
+from fastiter.torch._batches.collate import (
     collate,
     collate_by,
     is_default,
     schema_for,
     stack,
-    use_own_stack,
+    use_own_functions,
 )
 from fastiter.torch._examples import Numbered, Seeded
 from fastiter.torch._state import begin_fetching, is_any_stateful, lack_of, state_of
@@ -143,7 +143,7 @@ class _WholeBatchMaker:
         self._dataset = job.dataset
         self._shared = torch.Generator()
         has_default = job.auto_collation and is_default(job.collate_fn)
-        use_own_stack()
+        use_own_functions()
         join = functools.partial(stack, take_memory=end.take_memory)
         self._collate_fn = functools.partial(collate_by, join) if has_default else job.collate_fn
         self._finds_misfits = has_default

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
+from fastiter._collate import concat
 from fastiter._collate.buffers import empty_bytes
 from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import Padding
@@ -34,17 +35,17 @@ from fastiter._ring.schema import (
     TUPLE,
     Schema,
 )
-from fastiter._util.loaded import loaded
+from fastiter._util import array_subtypes
 from fastiter._workers.batch_converter import BatchConverter, CallableConverter, ConcatConverter
 from fastiter._workers.row_writer import RowWriter
-from fastiter.datasets._arrow_sources import is_changed
 from fastiter.datasets.arrow_dataset import ArrowDataset
 from fastiter.iterators._batch_maker import ConcatOptions, concat_of
-from fastiter.iterators._tables import arrow_source
 
 _LARGE_ROW = 16 << 10  # bytes from which looking at each row takes little beside its copy
 _COLUMNS = {ARRAY, INT, FLOAT, BOOL, SCALAR}
 _TABLE = {**torch_collate.default_collate_fn_map}  #: as torch, or a program before, has made it
+#: Dtypes for which arrays and numbers that NumPy joins have the dtype that torch gives them.
+JOINED_DTYPES = frozenset(map(np.dtype, "?bBhilqefdFD"))
 #: Types of examples that columns hold, their containers among them.
 _COLUMN_TYPES = (torch.Tensor, np.ndarray, np.generic, float, int, str, bytes, dict, list, tuple)
 
@@ -283,61 +284,14 @@ def has_torchs_table() -> bool:
     return _is_torchs(torch_collate.collate) and not any(
         issubclass(kind, _COLUMN_TYPES) or any(issubclass(one, kind) for one in _COLUMN_TYPES)
         for kinds, function in torch_collate.default_collate_fn_map.items()
-        if function is not stack and (function is not _TABLE.get(kinds) or not _is_torchs(function))
+        if function not in _OWN and (function is not _TABLE.get(kinds) or not _is_torchs(function))
         for kind in (kinds if isinstance(kinds, tuple) else (kinds,))
     )
 
 
-def fetched(loader: Any) -> Any:
-    """The dataset that a new iteration of the loader fetches from, by the format that it has now.
-
-    `loader.dataset` is always the program's own object. A `datasets.Dataset` is read by its Arrow
-    columns where `default_collate` would make the same batches, or for `concat_examples`.
-    """
-    dataset = loader.dataset
-    if (
-        not isinstance(dataset, loaded("datasets", "Dataset"))
-        or is_changed(dataset)
-        or not loader._auto_collation
-    ):
-        return dataset
-    if concat_of(loader.collate_fn) is not None:
-        return arrow_source(dataset, False)
-    if (
-        is_default(loader.collate_fn)
-        and loader.worker_init_fn is None  # which may change the dataset
-        and has_torchs_table()
-        and _holds_values(dataset, tuple(loaded("datasets", n) for n in ("Value", "ClassLabel")))
-    ):
-        return ValueColumns(dataset)
-    return dataset
-
-
-def _holds_values(dataset: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether an example is a dict of all columns, each a number or a text in each row.
-
-    With lists, structs and nulls, the result or error of `default_collate` does not follow from
-    the columns' types.
-    """
-    import pyarrow as pa
-
-    form, names = dataset.format, dataset.column_names
-    if form["type"] is not None or list(form["columns"]) != names or not names:
-        return False
-    if any(type(feature) not in kinds for feature in dataset.features.values()):
-        return False
-    texts = pa.string(), pa.large_string(), pa.binary(), pa.large_binary()
-    return all(
-        column.null_count == 0
-        and (
-            column.type in texts
-            or pa.types.is_floating(column.type)
-            or pa.types.is_boolean(column.type)
-            # Of uint64, torch takes what fits into int64, and raises for the rest.
-            or (pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type))
-        )
-        for column in dataset.data.table.columns
-    )
+def table_now() -> tuple[Any, dict[Any, Any]]:
+    """All that decides about the result of `default_collate`, to be compared."""
+    return torch_collate.collate, dict(torch_collate.default_collate_fn_map)
 
 
 def _are_columns(schema: Schema, kinds: set[int]) -> bool:
@@ -393,13 +347,21 @@ def stack(
     if any(x.requires_grad or x.is_quantized or not x.is_cpu for x in batch):
         return torch.stack(batch, 0)
     # With the dtype of the first one, which torch's shared output has.
-    size = len(batch) * first.numel() * first.element_size()
-    if take_memory is None or not size or type(first) is not torch.Tensor:
-        out = first.new_empty((len(batch), *first.shape))
-    else:
-        memory = torch.frombuffer(take_memory(size), dtype=first.dtype)
-        out = memory.view(len(batch), *first.shape)
-    return torch.stack(batch, 0, out=out)
+    return torch.stack(batch, 0, out=_room(len(batch), first, take_memory))
+
+
+def _room(n_rows: int, row: torch.Tensor, take_memory: Callable[[int], Any] | None) -> torch.Tensor:
+    size = n_rows * row.numel() * row.element_size()
+    if take_memory is None or not size or type(row) is not torch.Tensor:
+        return row.new_empty((n_rows, *row.shape))
+    return torch.frombuffer(take_memory(size), dtype=row.dtype).view(n_rows, *row.shape)
+
+
+def room_for(n_rows: int, row: torch.Tensor) -> torch.Tensor | None:
+    """Memory for a batch of ordinary rows like this one, as that of `stack_again`; None: torch's
+    own."""
+    is_large = row.numel() * row.element_size() >= _LARGE_ROW and not row.is_complex()
+    return _room(n_rows, row, empty_bytes) if is_large else None
 
 
 def stack_again(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
@@ -424,18 +386,77 @@ def _are_large_rows(batch: list[torch.Tensor]) -> bool:
     )
 
 
-def use_own_stack() -> None:
-    """Have a worker's `default_collate` join tensors by `stack`, unless the program has registered
-    a function for them."""
+def has_mode() -> bool:
+    """Whether a mode, such as a default device or fake tensors, takes part in what torch does."""
+    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+
+
+_has_warned = False
+
+
+def _warns(arrays: Sequence[Any]) -> bool:
+    """Whether torch now warns of an array that must not be written to. It does so once."""
+    global _has_warned
+    if not concat.has_read_only(arrays) or (_has_warned and not torch.is_warn_always_enabled()):
+        return False
+    _has_warned = True
+    return True
+
+
+def _plain_values(batch: Sequence[Any], table: Any) -> Sequence[Any] | None:
+    """The values for compiled code; None where torch has another function join the tensors that it
+    makes of arrays, or warns."""
+    if not isinstance(batch[0], np.ndarray):
+        return batch
+    join = (table or {}).get(torch.Tensor)
+    is_own = join is torch_collate.collate_tensor_fn or getattr(join, "func", join) in _JOINS
+    return array_subtypes.arrays_of(batch)[0] if is_own and not _warns(batch) else None
+
+
+def _join_values(
+    function: Callable[..., Any], batch: Sequence[Any], *, collate_fn_map: Any = None
+) -> Any:
+    """As ``function``, torch's own for arrays or for numbers. It makes a tensor of each array;
+    here compiled code fills the result, if all have one type, dtype and shape."""
+    values = None if has_mode() else _plain_values(batch, collate_fn_map)
+    joined = None if values is None else concat.join_fields(values, None, None, True)[0]
+    # The strides of tensors without elements are torch's own.
+    if joined is None or not joined.size or joined.dtype not in JOINED_DTYPES:
+        return function(batch, collate_fn_map=collate_fn_map)
+    return torch.from_numpy(joined)
+
+
+_JOINS = (stack, stack_again)
+#: By type: the function that takes the place of torch's, and torch's.
+_REPLACED: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    torch.Tensor: (stack, torch_collate.collate_tensor_fn),
+    **{
+        kind: (functools.partial(_join_values, function), function)
+        for kind, function in (
+            (np.ndarray, torch_collate.collate_numpy_array_fn),
+            ((np.bool_, np.number, np.object_), torch_collate.collate_numpy_scalar_fn),
+            (float, torch_collate.collate_float_fn),
+            (int, torch_collate.collate_int_fn),
+        )
+    },
+}
+_OWN = [own for own, _ in _REPLACED.values()]
+
+
+def use_own_functions() -> None:
+    """Have a worker's `default_collate`, also within a ``collate_fn``, join values by the functions
+    of this module, unless the program has registered its own."""
     table = torch_collate.default_collate_fn_map
-    if table.get(torch.Tensor) is torch_collate.collate_tensor_fn:
-        table[torch.Tensor] = stack
+    for kind, (own, torchs) in _REPLACED.items():
+        if table.get(kind) is torchs:
+            table[kind] = own
 
 
 def collate_by(join: Callable[..., torch.Tensor], examples: list[Any]) -> Any:
     """torch's `default_collate`, with all that the program has registered; ``join`` joins tensors,
     unless the program has registered a function for them."""
-    table = torch_collate.default_collate_fn_map
-    if table.get(torch.Tensor) in (stack, torch_collate.collate_tensor_fn):
-        table = {**table, torch.Tensor: join}
+    table = dict(torch_collate.default_collate_fn_map)
+    for kind, functions in _REPLACED.items():
+        if table.get(kind) in functions:
+            table[kind] = join if kind is torch.Tensor else functions[0]
     return torch_collate.collate(examples, collate_fn_map=table)

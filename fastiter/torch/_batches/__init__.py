@@ -1,0 +1,1 @@
+"""Batches made of examples, as torch makes them, or of the columns of a dataset."""

@@ -1,0 +1,201 @@
+"""Datasets of which an iteration reads columns, not examples: tensors, and Arrow tables."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import dataset as torch_dataset
+
+from fastiter._fetch.dataset_access import Columns, SourceColumn, offered
+from fastiter._util.loaded import loaded
+from fastiter.datasets._arrow_sources import is_changed
+from fastiter.iterators._batch_maker import concat_of
+from fastiter.iterators._tables import arrow_source
+from fastiter.torch._batches.collate import (
+    JOINED_DTYPES,
+    ValueColumns,
+    has_mode,
+    has_torchs_table,
+    is_default,
+    room_for,
+)
+from fastiter.torch._plans import index_array
+
+FEW = 8  # rows, below which it takes longer to check that they can be gathered
+_DTYPES = {torch.from_numpy(np.empty(0, dtype)).dtype for dtype in JOINED_DTYPES}
+
+
+class TensorRows:
+    """A `TensorDataset`, or `Subset`s of one, whose batches are those that `default_collate` makes
+    of its examples.
+
+    Workers read it by columns; `batch` is for the program's own process, where the program may
+    replace, resize or change the tensors at any time.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._columns: Columns | None = None
+        self._is_known = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TensorRows, (self.dataset,)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[index]
+
+    def __fastiter_columns__(self) -> Columns | None:
+        if not self._is_known:
+            self._columns, self._is_known = _columns_of(self.dataset), True
+        return self._columns
+
+    def batch(self, keys: npt.NDArray[np.int64]) -> list[torch.Tensor] | None:
+        """The batch of these rows; None if it has to be made of examples, which also raise its
+        errors."""
+        dataset: Any = self.dataset
+        while is_torchs(dataset, Subset):
+            try:
+                rows = index_array([dataset.indices[key] for key in keys.tolist()], len(keys))
+            except Exception:
+                return None
+            if rows is None:
+                return None
+            dataset, keys = dataset.dataset, rows
+        if has_mode() or not _is_whole(dataset):
+            return None
+        index = torch.from_numpy(keys if keys.flags.writeable else keys.copy())
+        try:
+            return [
+                torch.index_select(tensor, 0, index, out=room_for(len(keys), tensor[0]))
+                for tensor in dataset.tensors
+            ]
+        except IndexError:  # of a negative index, too
+            return None
+
+
+def _methods(kind: type) -> list[Any]:
+    return [offered(kind, name) for name in _DECISIVE]
+
+
+_DECISIVE = ("__getitem__", "__getitems__", "__len__")
+#: The methods that decide about the examples of torch's own classes, unless the program had changed it before.
+_TORCHS = {
+    kind: _methods(kind)
+    for kind in (TensorDataset, Subset)
+    if all(
+        method is None or offered(method, "__globals__") is vars(torch_dataset)
+        for method in _methods(kind)
+    )
+}
+
+
+def is_torchs(dataset: Any, kind: type) -> bool:
+    """Whether the dataset is of this class of torch itself, which the program has not changed."""
+    return (
+        type(dataset) is kind
+        and _methods(kind) == _TORCHS.get(kind)
+        and vars(dataset).keys().isdisjoint(_DECISIVE)
+    )
+
+
+def _is_whole(dataset: Any) -> bool:
+    """Whether it is a `TensorDataset` whose rows can be gathered instead of joined one by one."""
+    return is_torchs(dataset, TensorDataset) and all(map(_is_plain, dataset.tensors))
+
+
+def _is_plain(tensor: Any) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.dtype in _DTYPES
+        and tensor.dim() > 0
+        and tensor.numel() > 0
+        and tensor.is_contiguous()
+        and not (tensor.requires_grad or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+        and not any(getattr(tensor, "names", ()))  # which newer versions have no more
+    )
+
+
+def _columns_of(dataset: Any) -> Columns | None:
+    rows: npt.NDArray[np.int64] | None = None
+    while is_torchs(dataset, Subset):
+        indices = dataset.indices
+        found = index_array(list(indices) if type(indices) is range else indices, sys.maxsize)
+        if found is None:
+            return None
+        dataset, rows = dataset.dataset, found if rows is None else found[rows]
+    if not _is_whole(dataset):
+        return None
+    columns = [SourceColumn(tensor.numpy(), rows) for tensor in dataset.tensors]
+    return Columns(tuple, tuple(map(str, range(len(columns)))), tuple(columns), views=True)
+
+
+def fetched(loader: Any) -> Any:
+    """The dataset that a new iteration of the loader fetches from, by the format that it has now.
+
+    `loader.dataset` is always the program's own object. A `datasets.Dataset` is read by its Arrow
+    columns where `default_collate` would make the same batches, or for `concat_examples`; a
+    `TensorDataset` by its tensors.
+    """
+    dataset = loader.dataset
+    if not loader._auto_collation:
+        return dataset
+    if isinstance(dataset, loaded("datasets", "Dataset")) and not is_changed(dataset):
+        if concat_of(loader.collate_fn) is not None:
+            return arrow_source(dataset, False)
+        kinds = tuple(loaded("datasets", name) for name in ("Value", "ClassLabel"))
+        if _joins_columns(loader) and _holds_values(dataset, kinds):
+            return ValueColumns(dataset)
+    base = dataset
+    while is_torchs(base, Subset):
+        base = base.dataset
+    # Of rows that workers share some may be made as examples, with tensors, and some as arrays.
+    is_shared = loader._adjusts_workers or (loader.dataset_timeout, loader.hedge) != (None, None)
+    if _is_whole(base) and not is_shared and _joins_columns(loader):
+        return TensorRows(dataset)
+    return dataset
+
+
+def _joins_columns(loader: Any) -> bool:
+    """Whether columns that hold a dataset's examples are all that its batches depend on."""
+    return (
+        is_default(loader.collate_fn)
+        and loader.worker_init_fn is None  # which may change the dataset
+        and has_torchs_table()
+    )
+
+
+def _holds_values(dataset: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether an example is a dict of all columns, each a number or a text in each row.
+
+    With lists, structs and nulls, the result or error of `default_collate` does not follow from
+    the columns' types.
+    """
+    import pyarrow as pa
+
+    form, names = dataset.format, dataset.column_names
+    if form["type"] is not None or list(form["columns"]) != names or not names:
+        return False
+    if any(type(feature) not in kinds for feature in dataset.features.values()):
+        return False
+    texts = pa.string(), pa.large_string(), pa.binary(), pa.large_binary()
+    return all(
+        column.null_count == 0
+        and (
+            column.type in texts
+            or pa.types.is_floating(column.type)
+            or pa.types.is_boolean(column.type)
+            # Of uint64, torch takes what fits into int64, and raises for the rest.
+            or (pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type))
+        )
+        for column in dataset.data.table.columns
+    )
