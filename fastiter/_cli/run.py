@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import builtins
+import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -137,13 +138,11 @@ def _of_spec(spec: Any, name: str) -> tuple[Callable[[], types.CodeType], dict[s
 
 def _status_of(error: BaseException) -> int:
     """The exit status of a program that ends with this exception."""
-    if isinstance(error, KeyboardInterrupt):
-        return 130
     if not isinstance(error, SystemExit):
-        return 1
+        return 130 if type(error) is KeyboardInterrupt else 1  # 1 of its subclasses, too
     if error.code is None:
         return 0
-    return error.code if isinstance(error.code, int) else 1
+    return int(error.code) & 0xFF if isinstance(error.code, int) else 1  # as the system has it
 
 
 def _runs(names: dict[str, Any]) -> bool:
@@ -259,16 +258,17 @@ class _Report:
         if os.getpid() != self._pid:
             return
         rank = os.environ.get("RANK", "0")
-        to = sys.stderr or io.StringIO()  # of None, print() would make standard output
-        if rank == "0":
-            print(self._text(), file=to, flush=True)
+        told = f"{self._text()}\n" if rank == "0" else ""
         if self._file is not None and (rank == "0" or "{rank}" in self._file):
             found = {"loaders": []} if self._patch is None else self._patch.as_dict()
             text = json.dumps({**found, "exit_status": self.status}, indent=1, default=str)
             try:
                 Path(self._file.replace("{rank}", rank)).write_text(text + "\n")
             except OSError as error:  # the exit status stays the program's
-                print(f"fastiter: the report was not written: {error}", file=to)
+                told += f"fastiter: the report was not written: {error}\n"
+        with contextlib.suppress(Exception):  # closed, a broken pipe, or an object of the program's
+            # Of None, print() would make standard output.
+            print(told, end="", file=sys.stderr or io.StringIO(), flush=True)
 
     def _text(self) -> str:
         if self._patch is None:

@@ -268,6 +268,28 @@ def test_a_report_that_cannot_be_written_is_told(program):
     assert "fastiter: the report was not written: [Errno 2]" in found.stderr
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "sys.exit(True)",  # as unittest.main() does
+        "sys.exit(-1)",
+        "class Stop(KeyboardInterrupt): pass\nraise Stop",
+        "sys.stderr.close(); sys.exit(3)",
+        "os.dup2(os.open('/dev/full', os.O_WRONLY), 2); sys.exit(3)",
+        "a, b = os.pipe(); os.close(a); os.dup2(b, 2); sys.exit(3)",
+        "sys.stderr = object(); sys.exit(3)",
+    ],
+)
+def test_a_report_file_is_there_however_a_program_ends(tmp_path, lines):
+    (tmp_path / "script.py").write_text(f"import os, sys\n{lines}\n")
+    plain = finished(tmp_path, sys.executable, "script.py")
+    found = finished(tmp_path, *RUN, "--report", "r.json", "script.py")
+    assert (found.returncode, found.stdout) == (plain.returncode, "")
+    told = json.loads((tmp_path / "r.json").read_text())["exit_status"]
+    assert type(told) is int
+    assert told == found.returncode or "object()" in lines  # Python's exit cannot flush this one
+
+
 def test_the_figures_as_a_file(program, tmp_path):
     found = program(
         """
