@@ -358,11 +358,10 @@ def _count(state: dict[str, Any], main: dict[str, Any], resume: Resume) -> None:
     # Accelerate lowers this entry of a sampler's state, too.
     held = (own is not None and "samples_yielded" not in own) or resume.has_worker_state
     if missing or held or number < first:
-        why = (
-            "batches are missing in it" if missing else "dataset or sampler has a state of its own"
-        )
-        if not missing and not held:
-            why = f"its batches were cut otherwise before batch {first}"
+        why = "dataset or sampler has a state of its own"
+        if missing or not held:
+            cut = f"its batches were cut otherwise before batch {first}"
+            why = "batches are missing in it" if missing else cut
         raise ValueError(
             f"state_dict counts {number} batches, but {before} when it was saved: where it goes on "
             f"cannot be told, since {why}"

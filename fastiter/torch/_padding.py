@@ -84,10 +84,8 @@ class PaddingCollator:
         longest = -(-max(value.size for value in values) // multiple) * multiple
         joined = np.full((len(values), longest), self._fills.get(name, 0), _dtype(values))
         for row, value in zip(joined, values, strict=True):
-            if self._is_left:
-                row[longest - value.size :] = value
-            else:
-                row[: value.size] = value
+            first = longest - value.size if self._is_left else 0
+            row[first : first + value.size] = value
         return joined
 
 

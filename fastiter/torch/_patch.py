@@ -104,8 +104,7 @@ class Patch:
     @property
     def loaders(self) -> list[Any]:
         """The loaders that were made meanwhile and are alive."""
-        found = (reference() for reference in self._loaders)
-        return [loader for loader in found if loader is not None]
+        return [loader for each in self._loaders if (loader := each()) is not None]
 
     def as_dict(self) -> dict[str, Any]:
         """Figures of all loaders that were made meanwhile, the oldest first.
@@ -377,6 +376,9 @@ class ProgramLoader(_Base, metaclass=abc.ABCMeta):
 
     @untraced
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        if ProgramLoader not in type(self).__mro__:  # of an older subclass, by its base's name
+            _torchs.__init__(self, *arguments, **keywords)
+            return
         record = self._record = Record(*_place(self), type(self).__qualname__)
         refused = ""  # the reason: the exception would keep this frame
         try:
@@ -427,8 +429,8 @@ class ProgramLoader(_Base, metaclass=abc.ABCMeta):
         super()._require_state()
 
     def _get_iterator(self) -> Any:
-        record, refused = self._record, ""
-        if self._has_state():
+        record, refused = getattr(self, "_record", None), ""
+        if record is not None and self._has_state():
             generator = generator_of(self)
             drawn = generator.get_state()
             try:
@@ -447,8 +449,8 @@ class ProgramLoader(_Base, metaclass=abc.ABCMeta):
 
     @untraced
     def __iter__(self) -> Any:
-        record, began = self._record, perf_counter()
-        if record is None:
+        record, began = getattr(self, "_record", None), perf_counter()
+        if record is None:  # as of a subclass that is older than the patch
             return _torchs.__iter__(self)
         n_loops = record.begun.epochs + record.torchs.epochs
         goes_on = record.left_to_torch is None and self._loaded is not None
@@ -468,6 +470,9 @@ class ProgramLoader(_Base, metaclass=abc.ABCMeta):
         took = perf_counter() - began
         loops.add(1, 0, took, took)
         return made
+
+    def __len__(self) -> int:
+        return super().__len__() if hasattr(self, "_record") else int(_torchs.__len__(self))
 
     def _fresh(self) -> dict[str, Any]:
         return {**super()._fresh(), "_record": self._record and self._record.copy()}

@@ -160,8 +160,7 @@ def draws_globally(loader: Any) -> bool:
 
 
 def epoch_of(sampler: Any) -> int | None:
-    """The epoch of a sampler that has ``set_epoch``, as torch's `DistributedSampler`; else
-    None."""
+    """The epoch of a sampler with ``set_epoch``, as torch's `DistributedSampler` is; else None."""
     epoch = offered(sampler, "epoch")
     return epoch if callable(offered(sampler, "set_epoch")) and type(epoch) is int else None
 
@@ -217,8 +216,7 @@ def own_rank() -> int:
 
 
 def program_state(is_drawn_from: bool) -> dict[str, Any]:
-    """The program's part of a state: its generator's state, if the loader
-    draws from this generator."""
+    """The program's part of a state: its generator's state, if the loader draws from it."""
     states = states_of([torch.default_generator] if is_drawn_from else [])
     return {
         "_global_state": [*map(_packed, states)],

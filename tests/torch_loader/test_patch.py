@@ -198,6 +198,28 @@ def test_subclasses(program):
         assert [each["line"] - line for each in patched.as_dict()["loaders"]] == [16, 17]
 
 
+def test_a_class_of_before_that_calls_methods_of_its_base_by_name(program):
+    class Old(real.DataLoader):
+        def __init__(self, *args):
+            program.DataLoader.__init__(self, *args)
+
+        def __iter__(self):
+            return program.DataLoader.__iter__(self)
+
+        def __len__(self):
+            return program.DataLoader.__len__(self)
+
+        def _get_iterator(self):
+            return program.DataLoader._get_iterator(self)
+
+    old = Old(Numbers(), 8)
+    with as_default() as patched:
+        for loader in (old, Old(Numbers(), 8)):
+            assert iterator_of(loader) == "torch"
+            assert len(rows(loader)) == len(loader) == 3
+        assert not patched.loaders
+
+
 def test_abstract_subclasses(program):
     with as_default():
 
