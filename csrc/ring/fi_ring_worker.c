@@ -538,7 +538,7 @@ size_t fi_rows_before(const fi_worker *worker, const fi_claim *claim, int64_t *i
     if (claim->q - q >= slots)
         return 0; /* taken already, or a corrupt word */
     for (; q <= claim->q; q++) {
-        const uint32_t slot = fi_load_relaxed(ring->map + q % slots);
+        const uint32_t slot = q == claim->q ? claim->slot : fi_load_relaxed(ring->map + q % slots);
         uint32_t n = slot < slots ? fi_load_relaxed(&ring->slots[slot].n) : 0;
         n = q == claim->q ? claim->first : n < ring->geometry.rows ? n : ring->geometry.rows;
         for (uint32_t row = 0; row < n && count < most; row++) {

@@ -333,6 +333,26 @@ static void test_corrupt_stop(void)
     tear_down(&f);
 }
 
+/* A worker asks for the rows before those of its claim: also by the map, and behind any slot number. */
+static void test_corrupt_map_of_rows_before(void)
+{
+    fixture f;
+    fi_claim claim;
+    int64_t found[2 * ROWS];
+    set_up(&f, 0);
+    uint64_t first = schedule(&f, 2), q = schedule(&f, 3);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+    own_all(&f, 0, &claim, 0);
+    claim = (fi_claim){.q = q, .slot = slot_of(&f, q), .n = 3, .first = 2, .count = 1};
+    CHECK_EQ(fi_rows_before(f.workers, &claim, found, 2 * ROWS), 4);
+    atomic_store(f.ring.map + q % SLOTS, UINT32_MAX);
+    CHECK_EQ(fi_rows_before(f.workers, &claim, found, 2 * ROWS), 4);
+    CHECK_EQ(found[3], 1000 * (int64_t)q + 1);
+    atomic_store(f.ring.map + first % SLOTS, UINT32_MAX);
+    CHECK_EQ(fi_rows_before(f.workers, &claim, found, 2 * ROWS), 2);
+    tear_down(&f);
+}
+
 static uint64_t random_word(uint64_t *state)
 {
     uint64_t x = *state += UINT64_C(0x9e3779b97f4a7c15);
@@ -404,6 +424,7 @@ int main(void)
     test_origin_is_checked();
     test_request_is_checked();
     test_corrupt_stop();
+    test_corrupt_map_of_rows_before();
     test_corrupt_hints();
     return 0;
 }
