@@ -22,8 +22,7 @@ from fastiter.errors import OverwrittenError
 
 cdef enum:
     SCHEMA_HEAD = 12  # length and checksum
-    # Of an object that is packed as its pickle alone. More items are not looked at, larger texts not
-    # copied once more.
+    # Limits of a value whose pickle alone is packed: its items, and the bytes of each of its texts.
     MOST_ITEMS = 64
     LARGEST_TEXT = 32 << 10
 
@@ -107,7 +106,8 @@ cdef class Arena:
             return rc
         self.fd = fd
         rc = fi_ring_attach(&self.ring, geometry, base, fd, self.event_ends[1])
-        self.ring.base = <char *>base
+        if rc != FI_OK:
+            fi_shm_unmap(base, self.control)
         return rc
 
     @property

@@ -184,6 +184,32 @@ LIMITS = {
 }
 
 
+def test_no_room_for_the_tables_of_an_arena(output_of):
+    """Whatever allocation fails: the descriptors that were opened before are closed."""
+    out = output_of("""
+    import resource
+    from pathlib import Path
+    from fastiter._ring.arena import Arena
+    from outside import descriptors
+
+    if __name__ == "__main__":
+        n_slots, found = 60_000, set()
+        Arena.create(n_slots, 1, 1, 1)
+        before, limits = descriptors(), resource.getrlimit(resource.RLIMIT_AS)
+        for room in range(0, 64, 2):
+            mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + (room << 20), limits[1]))
+            try:
+                found.add(Arena.create(n_slots, 1, 1, 1).fd >= 0)
+            except MemoryError:
+                found.add(None)
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+            assert descriptors() == before, room
+        print(found == {None, True})
+    """)
+    assert out == "True\n"
+
+
 @pytest.mark.parametrize("limit", LIMITS)
 def test_limits_of_memory(output_of, limit):
     """Slots take what there is; where that is too little, the error names the limit, nothing stays,
