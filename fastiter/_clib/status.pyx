@@ -161,11 +161,11 @@ def free_lock_at_fork(take_lock):
     forking thread calls `take_lock` before the fork, as long as that has to wait. It keeps the GIL
     from then on, since no Python code runs in between, and threads that come back to Python wait
     for the GIL, without the lock. `take_lock` is a builtin that takes the lock and gives it back,
-    and keeps the GIL meanwhile.
+    and keeps the GIL meanwhile. None: no lock, as after a start, which may have failed before the fork.
     """
     global lock_user, forking_thread, is_armed
     kept.clear()
-    lock_user, forking_thread, is_armed = take_lock, pthread_self(), True
+    lock_user, forking_thread, is_armed = take_lock, pthread_self(), take_lock is not None
 
 
 @cython.linetrace(False)

@@ -378,6 +378,7 @@ def _start_guard(method: str) -> Iterator[None]:
             # None: torch is not imported, or another thread is importing it.
             generator = getattr(sys.modules.get("torch"), "default_generator", None)
             if generator is not None:
+                stack.callback(status.free_lock_at_fork, None)  # later forks may have no GIL
                 status.free_lock_at_fork(generator.get_state)
         yield
 

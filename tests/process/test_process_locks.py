@@ -273,6 +273,37 @@ def test_a_generator_of_random_numbers(tmp_path, library):
     assert run(tmp_path, definitions, body) == "right\n" * 3
 
 
+def test_a_start_that_fails_leaves_nothing_for_later_forks(tmp_path):
+    """The lock of torch's generator is freed for forks of workers alone: a native library may fork
+    without the GIL, which that needs."""
+    definitions = """
+    import itertools, types
+    example = int
+    takes = itertools.count()
+    generator = types.SimpleNamespace(get_state=takes.__next__)
+    sys.modules["torch"] = types.SimpleNamespace(default_generator=generator)
+
+    class Full:
+        def write(self, text): pass
+        def flush(self): raise OSError(28, "no space is left")
+    """
+    body = """
+    iterator, out = MultiprocessIterator(Dataset(), 4, context="fork"), sys.stdout
+    sys.stdout = Full()
+    try:
+        next(iterator)
+    except OSError as error:
+        code = error.errno
+    iterator.finalize()
+    sys.stdout, n_takes = out, next(takes)
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+    print(next(takes) - n_takes, code)
+    """
+    assert run(tmp_path, definitions, body) == "1 28\n"
+
+
 NATIVE = """
 #include <stdlib.h>
 
