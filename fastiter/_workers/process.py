@@ -113,6 +113,10 @@ class WorkerProcess:
         if self.number_pipe >= 0:
             with contextlib.suppress(BrokenPipeError), fds.unless_closed():  # it has died
                 os.write(self.number_pipe, b"%d" % self.number)
+            self.close_number_pipe()
+
+    def close_number_pipe(self) -> None:
+        with status.HandlersDeferred():  # closed once more, it might be a file of the program's
             fds.close([self.number_pipe])
             self.number_pipe = -1
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -264,26 +265,22 @@ class WorkerGroup:
     @property
     def wants_spare(self) -> bool:
         """Whether to `start_spare`, once all workers have loaded the dataset."""
-        return self.has_spare and self._spare is None and self._method != "fork"
+        is_there = self._spare is not None and self._spare.allowed  # else its start was interrupted
+        return self.has_spare and not is_there and self._method != "fork"
 
     def start_spare(self) -> None:
         """Starts the process that replaces the next worker that ends."""
-        with fds.lock():
-            ends = fds.pipe()
-            fds.held.add(ends[1])
+        ends: list[int] = []
         try:
-            spare = self._launch(self.count, ends[0])
-            spare.number_pipe = ends[1]
-            self._spare = spare
-        except BaseException as error:
-            fds.close([ends[1]])
-            if not isinstance(error, OSError):
-                raise
+            if self._spare is None:
+                self._open_pipe(ends, 1)
+                self._launch(self.count, ends)
+            self._allow_start(self._spare)  # type: ignore[arg-type]
+        except OSError:
             self.has_spare = False  # no room for it: workers are replaced without
-            return
         finally:
-            fds.close([ends[0]])
-        self._allow_start(spare)
+            with status.HandlersDeferred():
+                fds.close(ends if self._spare is None else ends[:1])
 
     def _engage_spare(self, number: int) -> WorkerProcess | None:
         """Gives the spare a number that no process has now; None if it is not ready."""
@@ -292,11 +289,13 @@ class WorkerGroup:
             if spare is None or self._ring.report(self.count)["ready"] != spare.start:
                 return None
             self._ring.clear_stat(number)
-            spare.number, spare.born = number, status.now()
-            self.workers[number] = spare
+            with status.HandlersDeferred():  # it is the spare, or a worker
+                spare.number, spare.born = number, status.now()
+                self.workers[number], self._spare = spare, None
         else:
-            spare.release()
-        self._spare = None
+            with status.HandlersDeferred():
+                spare.release()
+                self._spare = None
         return self.workers.get(number)
 
     def _allow_start(self, worker: WorkerProcess) -> None:
@@ -308,7 +307,14 @@ class WorkerGroup:
             return contextlib.nullcontext()
         return thread_limits.ready_to_fork(self.most, lifts=lifts)
 
-    def _launch(self, number: int, number_pipe: int = -1) -> WorkerProcess:
+    @staticmethod
+    def _open_pipe(ends: list[int], own: int) -> None:
+        """Opens a pipe, of which the end ``own`` is this process' alone."""
+        with status.HandlersDeferred(), fds.lock():
+            ends += fds.pipe()
+            fds.held.add(ends[own])
+
+    def _launch(self, number: int, number_pipe: Sequence[int] = (-1, -1)) -> WorkerProcess:
         """Starts a process, which waits at the start barrier. With a pipe it is the spare."""
         stacks: list[int] = []
         # An interrupt would lose the process, for which its caller then waits. The wait for a fork
@@ -316,14 +322,12 @@ class WorkerGroup:
         has_server = self._method == "forkserver"
         with contextlib.nullcontext() if has_server else status.HandlersDeferred():
             try:
-                with fds.lock():
-                    stacks += fds.pipe()
-                    fds.held.add(stacks[0])
+                self._open_pipe(stacks, 0)
                 os.set_blocking(stacks[0], False)
                 os.set_blocking(stacks[1], False)
                 return self._launch_with(number, stacks[0], stacks[1], number_pipe)
             except BaseException:
-                known = self.workers.get(number)
+                known = self._spare if number == self.count else self.workers.get(number)
                 if known is None or known.stacks not in stacks:  # else interrupted when started
                     fds.close(stacks[:1])
                 raise
@@ -331,10 +335,10 @@ class WorkerGroup:
                 fds.close(stacks[1:])
 
     def _launch_with(
-        self, number: int, read_stacks: int, write_stacks: int, number_pipe: int
+        self, number: int, read_stacks: int, write_stacks: int, number_pipe: Sequence[int]
     ) -> WorkerProcess:
         self._starts += 1
-        forks = self._method == "fork"
+        is_spare, forks = number == self.count, self._method == "fork"
         arena = self._ring.arena
         is_main = threading.current_thread() is threading.main_thread()
         arguments = WorkerArguments(
@@ -345,8 +349,8 @@ class WorkerGroup:
             geometry=arena.geometry,
             memory=Descriptor(arena.fd),
             event=Descriptor(arena.event_fd),
-            bell_pipe=Descriptor(-1 if number_pipe >= 0 else self._ring.bell_pipe(number)),
-            number_pipe=Descriptor(number_pipe),
+            bell_pipe=Descriptor(-1 if is_spare else self._ring.bell_pipe(number)),
+            number_pipe=Descriptor(number_pipe[0]),
             parent_death_pipe=Descriptor(self._life[0]),
             parent_pidfd=Descriptor(self._self_pidfd),
             stacks=Descriptor(write_stacks),
@@ -381,7 +385,9 @@ class WorkerGroup:
                 ) from error
         worker = WorkerProcess(number, self._starts, process, read_stacks, self._method)
         worker.is_beside, worker.done_before = is_beside, self._done(number)
-        if number_pipe < 0:
+        if is_spare:
+            self._spare, worker.number_pipe = worker, number_pipe[1]
+        else:
             self.workers[number] = worker
         worker.open_pidfd()  # after the group knows it: an interrupt loses no descriptor
         return worker
@@ -528,8 +534,9 @@ class WorkerGroup:
     # ---- end
 
     def dismiss(self, worker: WorkerProcess) -> None:
-        self.workers.pop(worker.number, None)
-        worker.release()
+        with status.HandlersDeferred():  # an interrupt would leave its descriptors open
+            self.workers.pop(worker.number, None)
+            worker.release()
 
     def close(self) -> None:
         """Ends all workers, hung and stopped ones too, within a few seconds in total."""
@@ -540,8 +547,7 @@ class WorkerGroup:
         workers = list(self.workers.values())
         for worker in workers:  # one at its start barrier leaves
             self._ring.allow_start(worker.number, self._starts + 1)
-            fds.close([worker.number_pipe])
-            worker.number_pipe = -1
+            worker.close_number_pipe()
             if worker.is_stuck and not worker.is_abandoned:
                 worker.abandon()
         left = wait_for([w for w in workers if not w.is_abandoned], self._job.end_seconds)
@@ -549,8 +555,9 @@ class WorkerGroup:
             worker.send(signal.SIGTERM)
         left = wait_for(left, _TERM_GRACE_SECONDS)
         # As the program's death would: a program that has changed its user may send no signals.
-        fds.close([self._life[1]])
-        self._life = self._life[0], -1
+        with status.HandlersDeferred():
+            fds.close([self._life[1]])
+            self._life = self._life[0], -1
         for worker in left:
             worker.send(signal.SIGKILL)
         for worker in wait_for(left, _KILL_SECONDS):

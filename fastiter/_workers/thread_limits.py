@@ -151,8 +151,9 @@ class _OwnPools:
             for restarts in (True, False):  # lifted in reverse
                 paths = [p["filepath"] for p in pools.info() if _restarts_threads(p) is restarts]
                 limits = contextlib.ExitStack()
-                limits.enter_context(pools.select(filepath=paths).limit(limits=1))
-                self._limits.append((limits, threads if restarts else 0))
+                with status.HandlersDeferred():  # an interrupt would leave it limited for ever
+                    limits.enter_context(pools.select(filepath=paths).limit(limits=1))
+                    self._limits.append((limits, threads if restarts else 0))
             if threads:
                 _await_calls()
 
@@ -185,8 +186,9 @@ class _OwnPools:
                 if not _can_start(threads - native_threads(), workers):
                     break
                 if entry in self._limits:  # else a garbage collection has lifted it meanwhile
-                    self._limits.remove(entry)
-                    limits.close()
+                    with status.HandlersDeferred():
+                        self._limits.remove(entry)
+                        limits.close()
                     spins = spins or threads > 0
             if spins and ends_threads:
                 end_spinning_threads()

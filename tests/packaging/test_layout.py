@@ -49,7 +49,7 @@ CEILINGS = {
     "_stats": 1_420,
     "_threads": 1_433,
     "_util": 1_243,
-    "_workers": 4_741,
+    "_workers": 4_755,
     "csrc": 10_115,
     "dataset": 1_542,
     "datasets": 4_070,

@@ -16,9 +16,13 @@ import psutil
 import pytest
 from examples_of import Blocks, Gated, Misfits, Numbered, Unloadable, killing_converter
 from inside import n_restarts, pids_of, ready_pids_of
-from outside import HANG, is_alive, kill, later, wait_until
+from interrupts import interrupt_at
+from outside import HANG, descriptors, is_alive, kill, later, wait_until
 
 from fastiter import WorkerDiedError, concat_examples
+from fastiter._util import fds
+from fastiter._workers.process import WorkerProcess
+from fastiter._workers.process_group import WorkerGroup
 
 METHODS = ["fork", "spawn", "forkserver"]
 DEEDS = {
@@ -75,6 +79,43 @@ def test_an_index_that_kills_every_worker_is_named_under(make, method):
     with pytest.raises(WorkerDiedError, match=r"index 3\b.*exited with status 7"):
         next(iterator)
     assert indices(next(iterator)) == [4, 5, 6, 7]
+
+
+def test_an_interrupt_while_a_dead_worker_is_forgotten(make):
+    before = set(descriptors())
+    iterator = make(Numbered(8), 4, n_processes=1)
+    next(iterator)
+    kill(*pids_of(iterator))
+    n_interrupts, end = 0, time.monotonic() + HANG
+    with interrupt_at(WorkerProcess.release, WorkerGroup.dismiss) as came:
+        while not came:
+            assert time.monotonic() < end
+            try:
+                next(iterator)
+            except KeyboardInterrupt:
+                n_interrupts += 1
+    assert n_interrupts == 1
+    next(iterator)
+    iterator.finalize()
+    del iterator
+    assert set(descriptors()) <= before
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_an_interrupt_of_the_end_closes_nothing_twice(make, tmp_path, number):
+    """A file that the program opens meanwhile may have the number of a closed descriptor."""
+    iterator = make(Numbered(8), 4, n_processes=1)
+    next(iterator)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        interrupt_at(fds.close, WorkerGroup.close, "return", number),
+    ):
+        iterator.finalize()
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context(open(tmp_path / str(n), "w")) for n in range(8)]
+        iterator.finalize()
+        for file in files:
+            os.fstat(file.fileno())
 
 
 def test_two_indices_of_one_batch_that_kill(make):

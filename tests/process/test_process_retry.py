@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from examples_of import Blocks, Hanging, HangingCalls, Loading, hang
 from inside import group_of, n_restarts, pids_of, pool_of, ring_of
+from interrupts import interrupt_at
 from outside import (
     HANG,
     children,
@@ -31,6 +32,8 @@ from outside import (
 )
 
 from fastiter import DatasetTimeoutError, MultiprocessIterator, concat_examples
+from fastiter._workers.process import WorkerProcess
+from fastiter._workers.process_group import WorkerGroup
 
 RETRY = {"on_timeout": "retry", "dataset_timeout": 0.3}
 
@@ -120,6 +123,35 @@ def test_a_spare_takes_the_place_of_a_hung_worker(make, tmp_path, context):
     iterator.finalize()
     assert not any(is_alive(int(path.name[5:])) for path in tmp_path.glob("load.*"))
     del iterator
+    assert set(descriptors()) <= before
+
+
+@pytest.mark.each_method
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("function", [WorkerGroup._launch_with, WorkerProcess.open_pidfd])
+def test_an_interrupt_while_the_spare_starts(make, context, function):
+    """It is started again, or goes on, and nothing is left of it in the end."""
+    with make(range(4), 4, context=context) as first:
+        next(first)
+        if ring_of(first).bell_pipe(0) >= 0:
+            pytest.skip("the portable path: there is no spare, which needs another's doorbell")
+    del first
+    before, processes = set(descriptors()), children()
+    iterator = make(
+        Blocks(8), 4, n_processes=1, context=context, on_timeout="retry", dataset_timeout=30
+    )
+    n_interrupts, end = 0, time.monotonic() + HANG
+    with interrupt_at(function, WorkerGroup.start_spare) as came:
+        while not came or group_of(iterator).wants_spare:
+            assert time.monotonic() < end
+            try:
+                next(iterator)
+            except KeyboardInterrupt:
+                n_interrupts += 1
+    assert n_interrupts == 1
+    iterator.finalize()
+    del iterator
+    assert children() <= processes
     assert set(descriptors()) <= before
 
 

@@ -550,3 +550,33 @@ def test_a_reader_whose_start_hangs_is_started_again(tmp_path):
     print(sorted(samples) == sorted([*range(100)] * 2), flush=True)
     """
     assert run_beside(tmp_path, body)[0] == "True\n"
+
+
+@forks_by_default
+def test_an_interrupt_leaves_no_limit_of_blas(tmp_path):
+    """Ctrl-C when workers are about to be forked, and when the limit is lifted after it."""
+    script = """
+    import sys
+    import numpy as np
+    from threadpoolctl import ThreadpoolController, threadpool_info
+    from fastiter import MultiprocessIterator
+    from fastiter._workers.thread_limits import _OwnPools
+    from interrupts import interrupt_at
+
+    def threads():
+        return [pool["num_threads"] for pool in threadpool_info()]
+
+    before = threads()
+    for place in (ThreadpoolController.limit, _OwnPools.limit), (_OwnPools.limit, _OwnPools.limit):
+        iterator = MultiprocessIterator(range(8), 4, n_processes=1, context="fork")
+        try:
+            with interrupt_at(*place, "return"):
+                next(iterator)
+        except KeyboardInterrupt:
+            print("interrupted", threads() == before)
+        next(iterator)
+        iterator.finalize()
+        print(threads() == before)
+    """
+    status, out, err = run_script(tmp_path, textwrap.dedent(script))
+    assert (status, out, err) == (0, "interrupted True\nTrue\n" * 2, "")
