@@ -224,8 +224,8 @@ void fi_wake_parent(const fi_ring *ring, uint64_t q)
     uint64_t waits = fi_load_relaxed(ring->pwait);
     if (waits != FI_ANY && waits != q)
         return;
-    /* The worker that changes it to 0 writes; a second one finds 0 and saves the system call. */
-    if (atomic_exchange_explicit(ring->pwait, 0, memory_order_relaxed) != 0)
+    /* The worker that changes it to 0 rings; others save the calls. A dataset may have closed the bell. */
+    if (atomic_exchange_explicit(ring->pwait, 0, memory_order_relaxed) != 0 && fi_ring_has_event(ring))
         fi_event_ring(ring->event);
 }
 

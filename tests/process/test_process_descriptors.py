@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import time
 
+import numpy as np
 import pytest
 from outside import run_script
 
@@ -217,3 +220,30 @@ def test_a_trace_leaves_the_file_alone_that_has_the_descriptors_now(tmp_path):
     facts = {"method": "fork", "folder": str(tmp_path)}
     status, out, err = run_script(tmp_path, filled(TRACED, **facts))
     assert (status, out) == (0, "0\n"), err
+
+
+class Reusing:
+    """An example of its third batch closes all descriptors of the worker, and opens files in their
+    place."""
+
+    def __init__(self, folder):
+        self.folder, self.files = folder, []
+
+    def __len__(self):
+        return 128
+
+    def __getitem__(self, index):
+        if index == 70:
+            time.sleep(0.2)  # until the program waits
+            os.closerange(3, 100)
+            flags = os.O_WRONLY | os.O_CREAT
+            self.files = [os.open(self.folder / str(n), flags) for n in range(100)]
+        return np.full(2, index)
+
+
+def test_files_of_a_dataset_that_have_the_descriptors_now(make, tmp_path):
+    """No bell of the program is rung there: `next()` looks by itself, some time later."""
+    iterator = make(Reusing(tmp_path), 32, n_processes=1, shuffle=False, repeat=False)
+    assert [int(batch[0][0]) for batch in iterator] == [0, 32, 64, 96]
+    iterator.finalize()
+    assert {path.stat().st_size for path in tmp_path.iterdir()} == {0}
