@@ -91,7 +91,7 @@ cdef class Lease:
         """Raises OverwrittenError if a part does not lie in the slot."""
         if offset <= <uint64_t>self.bytes and size <= <uint64_t>self.bytes - offset:
             return 0
-        if fcntl(self.arena.fd, F_GETFD) < 0:  # it tells how much memory the slots have
+        if fcntl(self.arena.fd, F_GETFD) < 0:  # closed: the memory of slots cannot be asked for
             raise closed_by_others()
         raise OverwrittenError(
             f"shared memory was overwritten: {size} bytes at {offset} do not lie in a slot of "

@@ -50,8 +50,8 @@ PRELOAD = "_FASTITER_PRELOAD"
 _MOST_TEXT = 100_000  # characters of it; Linux takes 128 KiB
 _PRELOAD_SECONDS = 60.0  # for these imports; what takes longer is left to each worker
 _STILL_IMPORTS = "the fork server still imports the modules of the program"
-# The part of what multiprocessing tells a new process that an import needs.
 _HASH_SEED = "PYTHONHASHSEED"
+# Those settings of multiprocessing for a new process that it needs to import the main module.
 _NEEDED = ("name", "sys_path", "sys_argv", "init_main_from_name", "init_main_from_path")
 
 _MOST_DESCRIPTORS = forkserver.MAXFDS_TO_SEND - 5  # it sends four of its own

@@ -34,7 +34,7 @@ from fastiter._workers import forkserver, row_writer, thread_limits
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.shared_object import Later, Shared, WithImage
 
-#: Has a worker write its Python stacks: a real-time signal that Python and common libraries leave.
+#: Has a worker write its Python stacks: a real-time signal that nothing common uses.
 STACK_SIGNAL = signal.SIGRTMIN + 7
 _LAST_SECONDS = 1.0  # for exit handlers, and threads that the dataset has left behind
 

@@ -38,7 +38,7 @@ UNKNOWN_END = "ended with an unknown status"
 NO_STACK = "  not available"  # begins what stands in place of a worker's stack
 STOPPED, TRACED = "is stopped", "is traced"
 _WAITS_SECONDS = 0.4  # between two looks at a worker that waits for ever
-_PAUSES = b"\nvoluntary"  # before counts of a thread's waits, and of other pauses, in its status
+_SWITCHES = b"\nvoluntary"  # begins the context switches in `status` of proc(5)
 _WATCH = b"fastiter-watch\n"  # the thread that watches the program, in each worker
 # Numbers of the system call, and of its first parts: see futex(2).
 _FUTEX = {"x86_64": b"202", "aarch64": b"98", "riscv64": b"98", "ppc64le": b"221", "s390x": b"238"}
@@ -85,7 +85,7 @@ class WorkerProcess:
         self.hang = ""  # where it waited for a lock for ever, for which it was ended
         self._waits: dict[str, bytes] = {}
         self._waits_since = 0.0
-        self.is_late = False  # the log has told of it
+        self.is_late = False  # the log has told of its long start
         self.leaves = False  # it was told to
         # For `Timeouts`: when the step began that was warned of; what was done when the worker came
         # to rest, and since when it rests.
@@ -189,7 +189,7 @@ class WorkerProcess:
         facts = b""
         with contextlib.suppress(OSError):
             facts = Path(f"/proc/{self.pid}/status").read_bytes()
-        return self._waited({"": facts.partition(_PAUSES)[2]} if b"\nState:\tS" in facts else {})
+        return self._waited({"": facts.partition(_SWITCHES)[2]} if b"\nState:\tS" in facts else {})
 
     def _waited(self, waits: dict[str, bytes]) -> float:
         now = status.now()
@@ -198,7 +198,7 @@ class WorkerProcess:
         return now - self._waits_since
 
     def _endless_waits(self) -> dict[str, bytes]:
-        """System call and number of waits of each waiting thread; {} if a thread may go on."""
+        """System call and context switches of each waiting thread; {} if a thread may go on."""
         waits = {}
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{self.pid}/task"):
@@ -208,7 +208,7 @@ class WorkerProcess:
                 call = Path(folder, "syscall").read_bytes()
                 if not _is_endless_wait(call):
                     return {}
-                waits[task] = call + Path(folder, "status").read_bytes().partition(_PAUSES)[2]
+                waits[task] = call + Path(folder, "status").read_bytes().partition(_SWITCHES)[2]
             return waits
         return {}
 

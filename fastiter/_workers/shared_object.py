@@ -190,8 +190,8 @@ class Shared(Generic[T]):
 
 @contextlib.contextmanager
 def packing() -> Iterator[list[Any]]:
-    """Within it, handles may be pickled: they are put down here, and only their number goes into
-    the pickle."""
+    """Within it, handles may be pickled: they are appended to the list, and only their number goes
+    into the pickle."""
     before = _context.packing
     carried: list[Any] = []
     _context.packing = carried

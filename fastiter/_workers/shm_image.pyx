@@ -85,7 +85,7 @@ cdef class Image:
 
 def map_file(object file):
     """A memoryview of a `Mapping` of a `fastiter._ring.file_mappings.MappedFile`, of the same kind
-    as the first one. It says that it is writable, also where it is not: arrays know better."""
+    as the first one. It claims to be writable, even if it is read-only: that is a flag of arrays."""
     cdef Mapping mapping = Mapping.__new__(Mapping)
     cdef int protection = PROT_READ | PROT_WRITE if file.is_writable else PROT_READ
     cdef int flags = MAP_SHARED if file.is_shared else MAP_PRIVATE

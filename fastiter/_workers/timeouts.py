@@ -102,7 +102,7 @@ class Timeouts:
     def end(self) -> None:
         """Called when a wait ends."""
         if self.retries:
-            self._says_so(status.now())
+            self._note_running(status.now())
 
     def is_due(self) -> bool:
         """Whether a limit may have passed."""
@@ -110,11 +110,11 @@ class Timeouts:
             return False
         now = status.now()
         if self.retries:
-            self._says_so(now)
+            self._note_running(now)
         oldest = self._ring.oldest_fetch()
         return now >= self._due or 0 < oldest < now - self.seconds
 
-    def _says_so(self, now: float) -> None:
+    def _note_running(self, now: float) -> None:
         assert self.seconds is not None
         self._running.runs(now, now + self.seconds / 2)
 
