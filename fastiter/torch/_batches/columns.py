@@ -86,7 +86,7 @@ def _methods(kind: type) -> list[Any]:
 
 
 _DECISIVE = ("__getitem__", "__getitems__", "__len__")
-#: The methods that decide about the examples of torch's own classes, unless the program had changed it before.
+#: The methods that decide about the examples of torch's own classes, unless changed before.
 _TORCHS = {
     kind: _methods(kind)
     for kind in (TensorDataset, Subset)
@@ -159,7 +159,8 @@ def fetched(loader: Any) -> Any:
     while is_torchs(base, Subset):
         base = base.dataset
     # Of rows that workers share some may be made as examples, with tensors, and some as arrays.
-    is_shared = loader._adjusts_workers or (loader.dataset_timeout, loader.hedge) != (None, None)
+    own = loader._own_arguments
+    is_shared = loader._adjusts_workers or (own.dataset_timeout, own.hedge) != (None, None)
     if _is_whole(base) and not is_shared and _joins_columns(loader):
         return TensorRows(dataset)
     return dataset
