@@ -66,12 +66,15 @@ def facts_of(
         return _facts_of_orders(loader)
     n = None if is_iterable else length_of(loader.dataset)
     n_drawn = n if source is loader.dataset else length_of(source)
+    # len() of a dataset may be slow: each call of these samplers' len() is one.
+    draws_all = is_own(sampler, SequentialSampler) or is_permutation(sampler)
+    is_counted = draws_all and given.get("_num_samples") is None
     found = {
         "version": _VERSION,
         "sampler": f"{module}.{type(sampler).__qualname__}",
         "len(dataset)": n,
         **{f"sampler.{name}": value for name, value in named.items()},
-        "len(sampler)": length_of(sampler) if counts else None,
+        "len(sampler)": (n_drawn if is_counted else length_of(sampler)) if counts else None,
         **({"sampler.n": n_drawn} if is_known and source is not None else {}),
         **_facts_of_arguments(loader, loader._index_sampler),
         **({"generators": _kinds_of_generators(generators, loader)} if is_torchs(sampler) else {}),

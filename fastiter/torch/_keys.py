@@ -89,7 +89,8 @@ class OrderKeys:
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
         self._n_examples, self._generator = n, generator
         # One, unless the length has just changed; without examples torch's ZeroDivisionError.
-        n_orders = range(self._sampler.num_samples // n)
+        given = self._sampler._num_samples
+        n_orders = range((n if given is None else given) // n)
         orders = [torch.randperm(n, generator=generator).cpu().numpy() for _ in n_orders]
         return orders[0] if len(orders) == 1 else np.concatenate([np.arange(0), *orders])
 
