@@ -180,7 +180,9 @@ REUSED = (
             print("no error")
     del iterator
     gc.collect()
-    print({Path(f"own{number}").read_bytes() for number in range(40)}, flush=True)
+    found = {Path(f"own{number}").read_bytes() for number in range(40)}
+    # multiprocessing asks by a descriptor's number, too, whether its resource tracker is alive.
+    print({text for text in found if not text.startswith(b"PROBE:")}, flush=True)
     os._exit(0)  # files of the program were closed with the iterator
 """
 )
