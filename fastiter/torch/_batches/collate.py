@@ -405,9 +405,12 @@ def _warns(arrays: Sequence[Any]) -> bool:
 
 def _plain_values(batch: Sequence[Any], table: Any) -> Sequence[Any] | None:
     """The values for compiled code; None where torch has another function join the tensors that it
-    makes of arrays, or warns."""
+    makes of arrays, or warns, and for large rows, whose own function knows where they are to lie.
+    """
     if not isinstance(batch[0], np.ndarray):
         return batch
+    if batch[0].nbytes >= _LARGE_ROW:
+        return None
     join = (table or {}).get(torch.Tensor)
     is_own = join is torch_collate.collate_tensor_fn or getattr(join, "func", join) in _JOINS
     return array_subtypes.arrays_of(batch)[0] if is_own and not _warns(batch) else None
