@@ -51,7 +51,7 @@ class WholeBatches:
         self.dataset, self._rows = iterator._dataset, None
         if type(self.dataset) is TensorRows:
             self.dataset, self._rows = self.dataset.dataset, self.dataset
-        self._table = table_now()  # for which batches of rows are right
+        self._table = table_now()  # with another one, batches of rows may differ from torch's
         self._kind = iterator._dataset_kind
         self._is_iterable = iterator._is_iterable
         self._auto_collation = iterator._auto_collation

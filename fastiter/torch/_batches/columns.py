@@ -61,7 +61,7 @@ class TensorRows:
         """The batch of these rows; None if it has to be made of examples, which also raise its
         errors."""
         dataset: Any = self.dataset
-        while is_torchs(dataset, Subset):
+        while is_unchanged(dataset, Subset):
             try:
                 rows = index_array([dataset.indices[key] for key in keys.tolist()], len(keys))
             except Exception:
@@ -81,34 +81,36 @@ class TensorRows:
             return None
 
 
-def _methods(kind: type) -> list[Any]:
+_DECISIVE = ("__getitem__", "__getitems__", "__len__")
+
+
+def _methods_of(kind: type) -> list[Any]:
     return [offered(kind, name) for name in _DECISIVE]
 
 
-_DECISIVE = ("__getitem__", "__getitems__", "__len__")
 #: The methods that decide about the examples of torch's own classes, unless changed before.
-_TORCHS = {
-    kind: _methods(kind)
+_TORCHS_METHODS = {
+    kind: _methods_of(kind)
     for kind in (TensorDataset, Subset)
     if all(
         method is None or offered(method, "__globals__") is vars(torch_dataset)
-        for method in _methods(kind)
+        for method in _methods_of(kind)
     )
 }
 
 
-def is_torchs(dataset: Any, kind: type) -> bool:
+def is_unchanged(dataset: Any, kind: type) -> bool:
     """Whether the dataset is of this class of torch itself, which the program has not changed."""
     return (
         type(dataset) is kind
-        and _methods(kind) == _TORCHS.get(kind)
+        and _methods_of(kind) == _TORCHS_METHODS.get(kind)
         and vars(dataset).keys().isdisjoint(_DECISIVE)
     )
 
 
 def _is_whole(dataset: Any) -> bool:
     """Whether it is a `TensorDataset` whose rows can be gathered instead of joined one by one."""
-    return is_torchs(dataset, TensorDataset) and all(map(_is_plain, dataset.tensors))
+    return is_unchanged(dataset, TensorDataset) and all(map(_is_plain, dataset.tensors))
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -127,7 +129,7 @@ def _is_plain(tensor: Any) -> bool:
 
 def _columns_of(dataset: Any) -> Columns | None:
     rows: npt.NDArray[np.int64] | None = None
-    while is_torchs(dataset, Subset):
+    while is_unchanged(dataset, Subset):
         indices = dataset.indices
         found = index_array(list(indices) if type(indices) is range else indices, sys.maxsize)
         if found is None:
@@ -156,7 +158,7 @@ def fetched(loader: Any) -> Any:
         if _joins_columns(loader) and _holds_values(dataset, kinds):
             return ValueColumns(dataset)
     base = dataset
-    while is_torchs(base, Subset):
+    while is_unchanged(base, Subset):
         base = base.dataset
     # Of rows that workers share some may be made as examples, with tensors, and some as arrays.
     own = loader._own_arguments
