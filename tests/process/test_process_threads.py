@@ -553,6 +553,7 @@ def test_a_reader_whose_start_hangs_is_started_again(tmp_path):
 
 
 @forks_by_default
+@pytest.mark.traces
 def test_an_interrupt_leaves_no_limit_of_blas(tmp_path):
     """Ctrl-C when workers are about to be forked, and when the limit is lifted after it."""
     script = """
