@@ -139,7 +139,7 @@ def row_access(dataset: Any) -> RowAccess:
     orders, is_seeded = [], False
     while True:
         view = _deciding_method(dataset, "__fastiter_view__")
-        found = _torchs_subset(dataset) if view is None else view()
+        found = torchs_subset(dataset) if view is None else view()
         if found is None:
             break
         dataset, order = found
@@ -151,8 +151,20 @@ def row_access(dataset: Any) -> RowAccess:
     return RowAccess(tuple(orders), into, _deciding_method(dataset, "__fastiter_cache__"))
 
 
-def _torchs_subset(dataset: Any) -> tuple[Any, Any] | None:
-    if _deciding_class(dataset, _INDEXING) is not loaded("torch.utils.data", "Subset"):
+def is_torchs_dataset(dataset: Any, name: str) -> bool:
+    """Whether a dataset's examples are those of torch's class of this name, whose methods are
+    torch's own."""
+    kind: Any = loaded("torch.utils.data", name)
+    if _deciding_class(dataset, _INDEXING) is not kind:
+        return False
+    own = vars(sys.modules[kind.__module__])
+    methods = [vars(kind)[name] for name in _INDEXING & vars(kind).keys()]
+    return all(offered(method, "__globals__") is own for method in methods)
+
+
+def torchs_subset(dataset: Any) -> tuple[Any, Any] | None:
+    """The dataset and the indices of torch's `Subset`; None for any other dataset."""
+    if not is_torchs_dataset(dataset, "Subset"):
         return None
     return dataset.dataset, dataset.indices
 
@@ -261,7 +273,7 @@ def rows_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
 def is_fetched_one_by_one(dataset: Any) -> bool:
     """Whether ``__getitems__`` is that of torch's `Subset` of a dataset without one: a loop over
     examples, each of which can have random numbers of its own."""
-    while (found := _torchs_subset(dataset)) is not None:
+    while (found := torchs_subset(dataset)) is not None:
         dataset = found[0]
         if not callable(getattr(dataset, "__getitems__", None)):
             return True

@@ -42,7 +42,7 @@ CEILINGS = {
     "_collate": 1_552,
     "_device": 895,
     "_engine": 1_248,
-    "_fetch": 4_727,
+    "_fetch": 4_739,
     "_order": 2_082,
     "_plan": 1_868,
     "_ring": 4_283,
@@ -60,7 +60,7 @@ CEILINGS = {
     "ray": 1_144,
     "reader": 994,
     "tokens": 1_290,
-    "torch": 6_806,
+    "torch": 6_783,
 }
 
 

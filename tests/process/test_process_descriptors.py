@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 
 import numpy as np
 import pytest
-from outside import run_script
+from outside import run_script, sleeps, wait_until
 
 HEAD = """
 import errno, gc, os, resource, signal, sys, time, warnings
@@ -236,7 +235,7 @@ class Reusing:
 
     def __getitem__(self, index):
         if index == 70:
-            time.sleep(0.2)  # until the program waits
+            wait_until(lambda: sleeps(os.getppid()), "the program waits")
             os.closerange(3, 100)
             flags = os.O_WRONLY | os.O_CREAT
             self.files = [os.open(self.folder / str(n), flags) for n in range(100)]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from examples_of import Blocks, Hanging, HangingCalls, Loading, hang
 from inside import group_of, n_restarts, pids_of, pool_of, ring_of
-from interrupts import interrupt_at
+from interrupts import interrupt_at, n_interrupts_of
 from outside import (
     HANG,
     children,
@@ -140,14 +140,10 @@ def test_an_interrupt_while_the_spare_starts(make, context, function):
     iterator = make(
         Blocks(8), 4, n_processes=1, context=context, on_timeout="retry", dataset_timeout=30
     )
-    n_interrupts, end = 0, time.monotonic() + HANG
     with interrupt_at(function, WorkerGroup.start_spare) as came:
-        while not came or group_of(iterator).wants_spare:
-            assert time.monotonic() < end
-            try:
-                next(iterator)
-            except KeyboardInterrupt:
-                n_interrupts += 1
+        n_interrupts = n_interrupts_of(
+            iterator, lambda it: came and not group_of(it).wants_spare, HANG
+        )
     assert n_interrupts == 1
     iterator.finalize()
     del iterator

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -85,6 +86,19 @@ def interrupt_at(
         yield came
     finally:
         sys.settrace(former)
+
+
+def n_interrupts_of(iterator: Iterator[Any], is_over: Callable[[Any], bool], seconds: float) -> int:
+    """Take batches until ``is_over(iterator)``, for at most these seconds; return the number of
+    interrupts."""
+    n_interrupts, end = 0, time.monotonic() + seconds
+    while not is_over(iterator):
+        assert time.monotonic() < end
+        try:
+            next(iterator)
+        except KeyboardInterrupt:
+            n_interrupts += 1
+    return n_interrupts
 
 
 def is_finalizing(frame: FrameType | None) -> bool:

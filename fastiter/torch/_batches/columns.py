@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Subset, TensorDataset
-from torch.utils.data import dataset as torch_dataset
 
-from fastiter._fetch.dataset_access import Columns, SourceColumn, offered
+from fastiter._fetch.dataset_access import (
+    Columns,
+    SourceColumn,
+    is_torchs_dataset,
+    torchs_subset,
+)
 from fastiter._util.loaded import loaded
 from fastiter.datasets._arrow_sources import is_changed
 from fastiter.iterators._batch_maker import concat_of
@@ -61,14 +64,15 @@ class TensorRows:
         """The batch of these rows; None if it has to be made of examples, which also raise its
         errors."""
         dataset: Any = self.dataset
-        while is_unchanged(dataset, Subset):
+        while (found := torchs_subset(dataset)) is not None:
+            dataset, order = found
             try:
-                rows = index_array([dataset.indices[key] for key in keys.tolist()], len(keys))
+                rows = index_array([order[key] for key in keys.tolist()], len(keys))
             except Exception:
                 return None
             if rows is None:
                 return None
-            dataset, keys = dataset.dataset, rows
+            keys = rows
         if has_mode() or not _is_whole(dataset):
             return None
         index = torch.from_numpy(keys if keys.flags.writeable else keys.copy())
@@ -81,36 +85,9 @@ class TensorRows:
             return None
 
 
-_DECISIVE = ("__getitem__", "__getitems__", "__len__")
-
-
-def _methods_of(kind: type) -> list[Any]:
-    return [offered(kind, name) for name in _DECISIVE]
-
-
-#: The methods that decide about the examples of torch's own classes, unless changed before.
-_TORCHS_METHODS = {
-    kind: _methods_of(kind)
-    for kind in (TensorDataset, Subset)
-    if all(
-        method is None or offered(method, "__globals__") is vars(torch_dataset)
-        for method in _methods_of(kind)
-    )
-}
-
-
-def is_unchanged(dataset: Any, kind: type) -> bool:
-    """Whether the dataset is of this class of torch itself, which the program has not changed."""
-    return (
-        type(dataset) is kind
-        and _methods_of(kind) == _TORCHS_METHODS.get(kind)
-        and vars(dataset).keys().isdisjoint(_DECISIVE)
-    )
-
-
 def _is_whole(dataset: Any) -> bool:
     """Whether it is a `TensorDataset` whose rows can be gathered instead of joined one by one."""
-    return is_unchanged(dataset, TensorDataset) and all(map(_is_plain, dataset.tensors))
+    return is_torchs_dataset(dataset, "TensorDataset") and all(map(_is_plain, dataset.tensors))
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -129,12 +106,12 @@ def _is_plain(tensor: Any) -> bool:
 
 def _columns_of(dataset: Any) -> Columns | None:
     rows: npt.NDArray[np.int64] | None = None
-    while is_unchanged(dataset, Subset):
-        indices = dataset.indices
-        found = index_array(list(indices) if type(indices) is range else indices, sys.maxsize)
-        if found is None:
+    while (found := torchs_subset(dataset)) is not None:
+        dataset, order = found
+        indices = index_array(list(order) if type(order) is range else order, sys.maxsize)
+        if indices is None:
             return None
-        dataset, rows = dataset.dataset, found if rows is None else found[rows]
+        rows = indices if rows is None else indices[rows]
     if not _is_whole(dataset):
         return None
     columns = [SourceColumn(tensor.numpy(), rows) for tensor in dataset.tensors]
@@ -158,8 +135,8 @@ def fetched(loader: Any) -> Any:
         if _joins_columns(loader) and _holds_values(dataset, kinds):
             return ValueColumns(dataset)
     base = dataset
-    while is_unchanged(base, Subset):
-        base = base.dataset
+    while (found := torchs_subset(base)) is not None:
+        base = found[0]
     # Of rows that workers share some may be made as examples, with tensors, and some as arrays.
     own = loader._own_arguments
     is_shared = loader._adjusts_workers or (own.dataset_timeout, own.hedge) != (None, None)
