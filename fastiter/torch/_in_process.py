@@ -26,7 +26,7 @@ from fastiter.torch._batches.collate import (
     stack_again,
     table_now,
 )
-from fastiter.torch._batches.columns import FEW, TensorRows
+from fastiter.torch._batches.columns import TensorRows
 from fastiter.torch._examples import KeyPolicy, Numbered, Seeded, decided
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._keys import cut_off, is_cut_off
@@ -89,7 +89,7 @@ class WholeBatches:
         else:
             self._keys, seeds, origin = request.keys, request.seeds, request.origin
         try:
-            data = self._gathered(self._keys)
+            data = self._gathered(plan)
             if data is not None:
                 pass
             elif self._is_iterable:
@@ -107,16 +107,17 @@ class WholeBatches:
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
         return data
 
-    def _gathered(self, keys: Any) -> Any:
+    def _gathered(self, plan: Plan) -> Any:
         """The batch of Arrow columns or tensors; None if it has to be made of examples."""
-        if self._rows is not None:
-            indices = None if len(keys) < FEW else index_array(keys, MOST_ROWS)
-            is_whole = indices is not None and table_now() == self._table
-            return self._rows.batch(indices) if is_whole else None
-        if self._columns is None:
+        rows, columns = self._rows, self._columns
+        if rows is None and columns is None:
             return None
-        indices = index_array(keys, MOST_ROWS)
-        batch = None if indices is None else self._columns.gather(indices)
+        indices = plan.indices if plan.request is None else index_array(self._keys, MOST_ROWS)
+        if indices is None:
+            return None
+        if rows is not None:
+            return rows.batch(indices) if table_now() == self._table else None
+        batch = None if columns is None else columns.gather(indices)
         if batch is not None and isinstance(self._converter, ColumnsCollate):
             return self._converter.tensors_of(batch)
         return batch

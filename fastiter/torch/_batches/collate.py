@@ -357,11 +357,11 @@ def _room(n_rows: int, row: torch.Tensor, take_memory: Callable[[int], Any] | No
     return torch.frombuffer(take_memory(size), dtype=row.dtype).view(n_rows, *row.shape)
 
 
-def room_for(n_rows: int, row: torch.Tensor) -> torch.Tensor | None:
-    """Memory for a batch of ordinary rows like this one, as that of `stack_again`; None: torch's
+def room_for(n_rows: int, column: torch.Tensor) -> torch.Tensor | None:
+    """Memory for a batch of rows of an ordinary tensor, as that of `stack_again`; None: torch's
     own."""
-    is_large = row.numel() * row.element_size() >= _LARGE_ROW and not row.is_complex()
-    return _room(n_rows, row, empty_bytes) if is_large else None
+    is_large = column.nbytes >= _LARGE_ROW * len(column) and not column.is_complex()
+    return _room(n_rows, column[0], empty_bytes) if is_large else None
 
 
 def stack_again(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:

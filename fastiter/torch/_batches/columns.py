@@ -29,7 +29,6 @@ from fastiter.torch._batches.collate import (
 )
 from fastiter.torch._plans import index_array
 
-FEW = 8  # rows, below which it takes longer to check that they can be gathered
 _DTYPES = {torch.from_numpy(np.empty(0, dtype)).dtype for dtype in JOINED_DTYPES}
 
 
@@ -78,7 +77,7 @@ class TensorRows:
         index = torch.from_numpy(keys if keys.flags.writeable else keys.copy())
         try:
             return [
-                torch.index_select(tensor, 0, index, out=room_for(len(keys), tensor[0]))
+                torch.index_select(tensor, 0, index, out=room_for(len(keys), tensor))
                 for tensor in dataset.tensors
             ]
         except IndexError:  # of a negative index, too
