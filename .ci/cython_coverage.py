@@ -26,5 +26,9 @@ def _after_fork() -> None:
     InOrOut.find_possibly_unexecuted_files = lambda self: ()
 
 
+# The lock of what is counted: an exception of a signal handler would leave it locked for ever. Each
+# change under it is one call of C code, which other threads wait for. `bool` runs no Python.
+for name in ("lock_data", "unlock_data"):
+    setattr(coverage.collector.Collector, name, staticmethod(bool))
 coverage.collector.short_stack = str  # where each collector was made: for debugging of coverage.py
 os.register_at_fork(after_in_child=_after_fork)
