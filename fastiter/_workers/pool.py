@@ -325,6 +325,11 @@ class Pool:
             for number in self._group.numbers
         )
 
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes of now, by number: those of multiprocessing."""
+        return [worker.process for _, worker in sorted(self._group.workers.items())]
+
     def bytes_each(self, name: str) -> int:
         """Memory that a worker shares with no other process, or that a slot takes."""
         if name == "n_processes":

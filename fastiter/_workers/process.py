@@ -235,13 +235,12 @@ class WorkerProcess:
     def release(self) -> None:
         """Reaps the process and closes what belongs to it. The process is dead."""
         self.process.join(1)
-        # Another thread's start asks all known processes whether they have ended: Python 3.10 fails
-        # there if one is closed meanwhile.
-        with fds.unless_closed(), fds.lock():
-            popen = self.process._popen
-            if popen.poll() is None:  # other code has reaped it, or the kernel
-                popen.returncode = 255  # multiprocessing closes none without a status
-            self.process.close()
+        popen = self.process._popen
+        if popen.poll() is None:  # other code has reaped it, or the kernel
+            popen.returncode = 255
+        with fds.unless_closed():
+            popen.close()  # the process itself can be asked for its end further on
+        self.process.join()  # multiprocessing forgets it
         self.close()
 
     def close(self) -> None:

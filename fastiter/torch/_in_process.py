@@ -186,6 +186,11 @@ class InProcessIterator(LoaderIterator):
             )
         self._begin(resume)
 
+    @property
+    def _dataset_fetcher(self) -> Any:
+        """torch's own fetcher, as its iterator has it."""
+        return self._batches.fetcher
+
     def _begin(self, resume: Resume | None) -> None:
         """Make the fetcher; of a loaded state, where that was."""
         state = None if resume is None else resume.of_worker(0)

@@ -80,6 +80,7 @@ class WorkersIterator(LoaderIterator):
     _executor: ProcessExecutor
     _adjustment: Adjustment | None = None  # of the number of workers
     _has_told = False  # that a worker's part of a stream is read again
+    _last_workers: list[Any]  # when the pool was closed
 
     def __init__(self, loader: Any, resume: Resume | None) -> None:
         super().__init__(loader, resume)
@@ -429,9 +430,16 @@ class WorkersIterator(LoaderIterator):
 
     # ---- end
 
+    @property
+    def _workers(self) -> list[Any]:
+        """The processes, which programs look at in torch's iterator; at the end the last ones."""
+        pool = self._executor.pool
+        return self._last_workers if pool is None else pool.processes
+
     def close(self) -> None:
         if "_executor" in self.__dict__:  # else the constructor has failed
             pool = self._executor.pool
+            self._last_workers = self._workers
             if pool is not None and self._shares_rows:
                 self._iterations.schema = pool.ring.schema  # or the next pool would learn it anew
             self._executor.interrupt()
