@@ -200,14 +200,8 @@ cdef class PlanQueue:
         self.drop_last = drop_last
         self.tail_kind = TAILS.index(tail)
         self.plans = []
-        self.example_seed = None
-        self.unordered = False
         self.delivered_early = {}
-        self.last = None
-        self.is_passing = self.is_begun = False
-        self.epochs = None
-        self.former_size = None
-        self.n_begun = 0
+        # What is not named here begins as None, False or 0.
 
     @property
     def tail(self):
