@@ -19,7 +19,7 @@ from fastiter._order.plan import Plan, size_within
 from fastiter._plan.drawing import checked_indices, checked_order, draw_epoch, gives_fresh_orders
 from fastiter._plan.epoch_sampler import Cutting, digest_of, is_epoch_sampler
 from fastiter._plan.repeats import repeats_of
-from fastiter._plan.seed import seed_after_reset
+from fastiter._plan.seed import derived_seed
 from fastiter._plan.state import Anchor, Indices, Missing, Order, Snapshot, State
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Planner(EpochPlanQueue):
 
     def seed_after_reset(self) -> Seed:
         """The seed of examples after a reset: another one, for the epochs count from 0 again."""
-        return seed_after_reset(self.seed)
+        return derived_seed("reset", {"seed": list(self.seed)})
 
     def saved_place(self) -> dict[str, Any]:
         """The place of the state in a record, where that has neither order nor cut."""

@@ -25,20 +25,16 @@ def seed_of(order_sampler: Any, num_ranks: int) -> Seed:
         return seed
     generator = getattr(order_sampler, "_random_state", None)
     if isinstance(generator, np.random.Generator):
-        return _digest("generator", generator.bit_generator.state)
+        return derived_seed("generator", generator.bit_generator.state)
     if not isinstance(generator, np.random.RandomState):
         if num_ranks > 1:
             return 0, 0
         generator = np.random
-    return _digest("generator", generator.get_state(legacy=False))
+    return derived_seed("generator", generator.get_state(legacy=False))
 
 
-def seed_after_reset(seed: Seed) -> Seed:
-    """Another one, so that what starts over is not what was."""
-    return _digest("reset", {"seed": list(seed)})
-
-
-def _digest(purpose: str, state: Mapping[str, Any]) -> Seed:
+def derived_seed(purpose: str, state: Mapping[str, Any]) -> Seed:
+    """A seed that follows from plain values and arrays, another one for each purpose."""
     return words_of_digest(*_parts(state), person=purpose.encode())
 
 
