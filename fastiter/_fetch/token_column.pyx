@@ -45,9 +45,6 @@ cdef class TokenColumn:
         self.levels = width is None and not is_number
         self.shape = () if is_number or width is None else (width,)
 
-    def __len__(self):
-        return self.planner.n_rows()
-
     cdef bint gather(self, char *target, const int64_t *rows, Py_ssize_t n,
                      uint32_t length) except -1:
         """Writes rows of `length` places; False if one of them does not exist."""

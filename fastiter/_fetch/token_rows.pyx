@@ -183,9 +183,6 @@ cdef class RowPlanner:
         part[0].offsets, part[0].wide, part[0].unit, part[1].first = start_of(ends), True, 1, 1
         self.flat.documents, self.flat.n_document_parts, self.flat.n_documents = part, 1, 1
 
-    def __reduce__(self):
-        raise TypeError("a planner is made again where it is needed")
-
     # ---- windows of documents
 
     def documents(self, int64_t epoch, int64_t number):

@@ -53,9 +53,6 @@ class ShardParts:
         self.reader = ShardReader(stream)
         self.asked: dict[int, ShardPart] = {}
 
-    def __len__(self) -> int:
-        return 1
-
     def __getitem__(self, number: int) -> Examples:
         return self.reader.read(self.asked[number])
 
