@@ -20,7 +20,6 @@ class CacheTable:
         has_sums: bool,
         is_private: bool,
     ) -> Self: ...
-    fd: int
     is_private: bool
     limit: int
     stamp: int

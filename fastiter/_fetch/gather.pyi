@@ -11,7 +11,6 @@ class ColumnReader:
     delegates: tuple[tuple[Any, Any], ...]
     is_arrow: bool
     dtypes: list[np.dtype[Any]]
-    row_groups: Any
     def gather(self, indices: NDArray[np.int64]) -> Any: ...
     is_fixed: bool
     def gather_columns(

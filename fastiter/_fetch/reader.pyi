@@ -4,16 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastiter._fetch.gather import ColumnReader
-from fastiter._ring.schema import RowSink
 from fastiter._util.failures import Failure
 
 class DatasetReader:
     def __init__(self, dataset: Any) -> None: ...
-    dataset: Any
     columns: ColumnReader | None
     getter: Any
     is_current: bool
-    def fill(self, sink: RowSink, first: int, count: int) -> None: ...
     def examples(
         self,
         indices: NDArray[np.int64],

@@ -1,8 +1,3 @@
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
 from fastiter._fetch.token_rows import RowPlanner, TokenSource
 
 MOST_TOKENS: int
@@ -22,8 +17,3 @@ class TokenColumn:
         aligned: TokenSource | None = None,
         multiple: int = 1,
     ) -> None: ...
-    planner: RowPlanner
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    def __len__(self) -> int: ...
-    def values(self, numbers: NDArray[np.int64]) -> list[Any] | None: ...
