@@ -202,7 +202,7 @@ cdef class EpochPlanQueue(PlanQueue):
             if self.tail_kind == TAIL_MASK:
                 step.n_valid = max(0, min(step.count, left - step.first))
 
-    cdef int64_t share(self, int64_t left) noexcept:
+    cpdef int64_t share(self, int64_t left) noexcept:
         """Rows that each rank gets of an epoch's last ones, too few for a step of full batches."""
         if self.drop_last:
             return 0

@@ -190,7 +190,7 @@ class StreamPlanner(Planner):
                 break
             if began and not found:
                 raise ValueError(f"an epoch of all {state.epoch_size} shards has no example")
-            share = self._share(len(places))
+            share = self.batch_size if len(places) == whole else self.share(len(places))
             if not is_endless and not share and began:
                 raise ValueError(
                     f"an epoch of {len(places)} examples has no full batch: batch_size is "
@@ -213,7 +213,7 @@ class StreamPlanner(Planner):
         )
         share = n_valid = self.batch_size
         if len(places) < whole:
-            share = n_valid = self._share(len(places))
+            share = n_valid = self.share(len(places))
             if self.tail == "mask":
                 n_valid = max(0, min(share, len(places) - self.rank * share))
             places += self._fill(number - 1, share * self.num_ranks - len(places))
@@ -226,15 +226,6 @@ class StreamPlanner(Planner):
         return Plan(
             shards, after, None, places, origin=origin, number=step, n_valid=n_valid, seeds=seeds
         )
-
-    def _share(self, rows: int) -> int:
-        """Number of a step's examples for each rank."""
-        ranks = self.num_ranks
-        if rows == self.batch_size * ranks:
-            return self.batch_size
-        if self.drop_last:
-            return 0
-        return (rows if self.tail == "drop" else rows + ranks - 1) // ranks
 
     def _fill(self, number: int, count: int) -> list[tuple[int, int]]:
         """An epoch's first examples, over and over."""

@@ -97,11 +97,7 @@ def length_of(loader: Any) -> int:
         raise TypeError(
             "a StreamDataset without lengths= has no length: its shards are read until they end"
         )
-    made = StreamIteration(loader)
-    n_ranks = made.num_ranks
-    n_whole, rest = divmod(sum(lengths), (loader.batch_size or 1) * n_ranks)
-    is_left_out = loader.drop_last or rest < (n_ranks if made.tail == "drop" else 1)
-    return n_whole + (not is_left_out)
+    return StreamIteration(loader)._planner.n_steps(None, 0, sum(lengths))
 
 
 class Collation:
