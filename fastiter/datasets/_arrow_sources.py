@@ -24,17 +24,13 @@ def imported(name: str) -> Any:
 
 def held(source: Any) -> Any:
     """A source that can be read again and pickled: for a stream, its table."""
-    if is_of_pandas(source):
+    if isinstance(source, loaded("pandas", "DataFrame")):
         return _of_pandas(source)
     if not hasattr(source, "__arrow_c_stream__"):
         return source
     pa: Any = imported("pyarrow")
     known = (pa.Table, pa.ChunkedArray, loaded("datasets", "Dataset"))
     return source if isinstance(source, known) else pa.table(source)
-
-
-def is_of_pandas(source: Any) -> bool:
-    return isinstance(source, loaded("pandas", "DataFrame"))
 
 
 def _of_pandas(frame: Any) -> Any:
