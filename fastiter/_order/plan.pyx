@@ -462,6 +462,9 @@ cdef class PlanQueue:
         state has all changes; the queue stays as it is."""
         raise NotImplementedError
 
+    def _note(self, state):
+        """Nothing depends on the state."""
+
     cdef object piece(self, object order, int64_t start, int64_t stop):
         """The indices at the positions from ``start`` to below ``stop``, as an array of their own."""
         if order is None:

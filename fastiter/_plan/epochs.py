@@ -353,3 +353,10 @@ class Planner(EpochPlanQueue):
         if state.epoch_size != self.anchors[-1][1] and not self.varies:  # the dataset has grown
             grown = state.anchor, state.epoch_size, self.state.epoch
             self.anchors = (*self.anchors[-_MOST_ANCHORS:], grown)
+
+
+class StillPlanner(Planner):
+    """Plans without moving the sampler."""
+
+    def _note(self, state: State) -> None:
+        """Nothing is drawn."""

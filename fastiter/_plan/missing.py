@@ -19,7 +19,7 @@ import numpy as np
 
 from fastiter._order.plan import Plan
 from fastiter._plan.epoch_sampler import Cutting
-from fastiter._plan.epochs import Planner
+from fastiter._plan.epochs import Planner, StillPlanner
 from fastiter._plan.record import (
     CUT_DEFAULTS,
     loaded_cut,
@@ -32,8 +32,8 @@ from fastiter._plan.state import Missing, Snapshot, State
 _MOST_BITS = 1 << 16
 
 
-class ReplayPlanner(Planner):
-    """Plans for all ranks by the arguments that a state was saved with, without moving a sampler.
+class ReplayPlanner(StillPlanner):
+    """Plans for all ranks by the arguments that a state was saved with.
 
     `rank` is that of the plans, to be set. ``num_ranks`` may be given instead of that of the state.
     """
@@ -55,9 +55,6 @@ class ReplayPlanner(Planner):
     def limits(self) -> tuple[Any, ...]:
         """The arguments of a batch sampler that the state was saved with."""
         return self._limits
-
-    def _note(self, state: State) -> None:
-        """Nothing is drawn."""
 
     def plans_of(self, state: State, ranks: range) -> list[Plan]:
         """The plans of these ranks for the step behind a state."""

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.plan import Plan, size_within
 from fastiter._plan.epoch_sampler import is_epoch_sampler
-from fastiter._plan.epochs import Planner, epochs_of_rows
+from fastiter._plan.epoch_store import EpochStore
+from fastiter._plan.epochs import Planner, StillPlanner, epochs_of_rows
 from fastiter._plan.state import State
 from fastiter._util.arguments import checked_int
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from fastiter._fetch.dataset_access import Epochs
     from fastiter._order.example_context import Seed
-    from fastiter._plan.epoch_store import EpochStore
     from fastiter._plan.state import Anchor, Indices, Order
 
 
@@ -59,15 +59,15 @@ def address_of(plan: Plan, rank: int, seed: Seed, known: Epochs | None) -> Addre
     return Address(plan.state.step - 1, rank, rows, epochs, seeds)
 
 
-class Preview(Planner):
+class Preview(StillPlanner):
     """Plans steps anywhere by the rule and the arguments of another planner, without moving it.
 
     Orders of epochs beside the current one are kept: the last one that was asked for, and the one
-    after it.
+    after it; in ``kept``, for other previews, too.
     """
 
-    def __init__(self, planner: Planner, rank: int, kept: EpochStore) -> None:
-        self._kept = kept
+    def __init__(self, planner: Planner, rank: int, kept: EpochStore | None = None) -> None:
+        self._kept = EpochStore() if kept is None else kept
         super().__init__(planner.state, **{**planner.arguments(), "rank": rank})
         self.anchors, self.recut = planner.anchors, planner.recut
         self.former_size = planner.former_size
@@ -77,9 +77,6 @@ class Preview(Planner):
                 "the batches of other steps are known with a seed only: use order_sampler="
                 "ShuffleOrderSampler(seed), another sampler with a seed, or shuffle=False"
             )
-
-    def _note(self, state: State) -> None:
-        """Nothing is drawn."""
 
     def _next_epoch(
         self, order: Order | None, position: int, size: int, n_drawn: int

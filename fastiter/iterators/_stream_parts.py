@@ -85,9 +85,6 @@ class PartQueue(PlanQueue):
             self._parts.asked[number] = part
         return Plan(np.array([number], np.int64), state, None, part, worker, number=number)
 
-    def _note(self, state: Any) -> None:
-        """Nothing depends on the state."""
-
     def take(self) -> tuple[ShardPart, Any]:
         """Have the workers read on, and wait for the oldest part."""
         self.plans[:] = [plan for plan in self.plans if plan.indices is not None]

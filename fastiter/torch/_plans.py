@@ -177,9 +177,6 @@ class Plans(TurnPlanQueue):
         self.order = None
         self.n_schemas = min(self.n_schemas + 1, _MOST_SCHEMAS)
 
-    def _note(self, state: Any) -> None:
-        """Nothing depends on the state."""
-
     def _next_worker(self, last_worker: int) -> int | None:
         if self.in_order and self.progress.is_active[(last_worker + 1) % self.n_workers]:
             return (last_worker + 1) % self.n_workers

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import BatchSampler, IterableDataset
 
-from fastiter._plan.epoch_store import EpochStore
 from fastiter._plan.missing import record_of_all
 from fastiter._plan.record import filled_record, loaded_cut, packed
 from fastiter.iterators._addresses import Preview
@@ -248,7 +247,7 @@ class EpochKeys:
         if planner.has_epoch(base.epoch):
             n_left = planner.n_steps(base.cuts, base.position, base.whole_size)
         if place < n_left:
-            return Preview(planner, planner.rank, EpochStore()).before(base.step + place)
+            return Preview(planner, planner.rank).before(base.step + place)
         epoch = planner.last_epoch + 1
         return base._replace(position=0, epoch=epoch, is_new_epoch=True, step=base.step + n_left)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastiter._plan.epoch_sampler import SamplerRecord
-from fastiter._plan.epoch_store import EpochStore
 from fastiter._plan.epochs import Planner
 from fastiter._plan.missing import ReplayPlanner, snapshot_of_records
 from fastiter._plan.record import VERSION, loaded_cut, packed, record_of, snapshot_of
@@ -23,13 +22,6 @@ _USUAL = {
     "previous_epoch_detail": None,
 }
 _MOST_SIZES = 8  # of a mixture's sources that are in a state of a loader
-
-
-class EpochPlanner(Planner):
-    """Plans one epoch, without moving the sampler."""
-
-    def _note(self, state: State) -> None:
-        """Nothing is drawn."""
 
 
 class DrawnRows:
@@ -68,7 +60,7 @@ class DrawnRows:
 def recorded(planner: Planner, state: State, early: Sequence[int] = ()) -> dict[str, Any]:
     """The record of a state in a planner's epoch, if of the steps behind it these were
     delivered."""
-    preview = Preview(planner, planner.rank, EpochStore())
+    preview = Preview(planner, planner.rank)
     preview.restart(state)
     record = packed(record_of(preview))
     if early:
@@ -132,6 +124,6 @@ class LoadedRecord:
                 f"state_dict counts {step} batches of the epoch, but tells of its cuts from batch "
                 f"{first} to {end} only"
             )
-        state = Preview(replay, replay.rank, EpochStore()).before(step)
+        state = Preview(replay, replay.rank).before(step)
         replay.go_on_from(loaded._replace(state=state))
         return record_of(replay)

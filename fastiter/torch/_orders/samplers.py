@@ -19,8 +19,7 @@ from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.permutation import example_words
 from fastiter._order.plan import TAILS
 from fastiter._plan.epoch_sampler import Cutting, EpochSampler, is_epoch_sampler
-from fastiter._plan.epoch_store import EpochStore
-from fastiter._plan.epochs import Planner, dataset_length, initial_state
+from fastiter._plan.epochs import Planner, StillPlanner, dataset_length, initial_state
 from fastiter._plan.record import packed, record_of
 from fastiter._plan.seed import seed_of
 from fastiter._plan.state import State
@@ -31,7 +30,7 @@ from fastiter.iterators._arguments import MOST_ROWS, Rank, Tail
 from fastiter.iterators.samplers._batches import CallableBatches
 from fastiter.iterators.samplers.epochs import RowsOfEpochs, sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import OrderSampler
-from fastiter.torch._orders.places import DrawnRows, EpochPlanner, LoadedRecord
+from fastiter.torch._orders.places import DrawnRows, LoadedRecord
 
 _CHUNK = 256  # rows that an `Order` without a batch size plans at a time
 _WORKERS = 2**64 - 2  # in the place of an epoch, for the seeds of workers
@@ -173,7 +172,7 @@ class EpochOwner(Sampler[Any]):
 
     def planner(self, number: int, batch_size: int | None = None, seeded: bool = False) -> Planner:
         """A planner at the start of an epoch."""
-        return EpochPlanner(
+        return StillPlanner(
             self._state(number),
             batch_size=batch_size or self.batch_size or (1 if self._cuts else _CHUNK),
             repeat=False,
@@ -236,7 +235,7 @@ class EpochOwner(Sampler[Any]):
         end = state.step + planner.n_steps(state.cuts, state.position, state.whole_size)
         plan: Any = None
         if number < end:
-            preview = Preview(planner, rank, EpochStore())
+            preview = Preview(planner, rank)
             plan = preview.advance(preview.before(number))
         if plan is None or (size and loader.drop_last and len(plan.indices) < size):
             raise LookupError(f"epoch {epoch} has {len(loader)} batches, none of number {number}")
@@ -324,7 +323,7 @@ class Order(EpochOwner):
 
     def __len__(self) -> int:
         planner, n_batches = self._of_epoch()
-        last = Preview(planner, self.rank, EpochStore()).before(n_batches - 1)
+        last = Preview(planner, self.rank).before(n_batches - 1)
         plan: Any = planner.advance(last)
         return (n_batches - 1) * planner.batch_size + len(plan.indices)
 
