@@ -91,11 +91,6 @@ cdef class CacheTable:
             self.locks.forget()
 
     @property
-    def fd(self):
-        """The table's descriptor of the file."""
-        return self.cache.fd
-
-    @property
     def is_private(self):
         """Whether the file is read-only."""
         return self.cache.checked != NULL
