@@ -211,10 +211,7 @@ class Planner(EpochPlanQueue):
             if dataset_size == 0:
                 raise ValueError("dataset has become empty: no example for the next epoch")
             return None, dataset_size, n_drawn, None
-        if sampler is None:
-            raise ValueError(
-                "the state has an order, but there is no order_sampler for the next one"
-            )
+        assert sampler is not None  # it has given the order
         has_grown = size == self.former_size
         if has_grown:
             size = dataset_size
