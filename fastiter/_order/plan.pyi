@@ -37,7 +37,6 @@ class Plan:
     epoch: int
     position: int
     epoch_size: int
-    row_epochs: NDArray[np.int64] | None
     first: int
     number: int
     n_rows: int
@@ -50,6 +49,7 @@ class Plan:
     schema: Any
     label: str
     def epoch_of(self, row: int) -> int: ...
+    def epochs(self) -> NDArray[np.int64]: ...
     def values(self) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
 
 class PlanQueue:

@@ -148,6 +148,15 @@ cdef class Plan:
             return self.row_epochs[row]
         return self.epoch if before <= 0 else max(0, self.epoch - 1 - (before - 1) // self.epoch_size)
 
+    def epochs(self):
+        """The epoch of each row: int64 (n,)."""
+        cdef int64_t n = cnp.PyArray_SIZE(self.indices), row
+        epochs = new_indices(n)
+        cdef int64_t *target = data_of(epochs)
+        for row in range(n):
+            target[row] = self.epoch_of(row)
+        return epochs
+
     def key_of(self, int64_t row):
         """Key of a row's random numbers, under one seed: its epoch, or its number; and its index in
         the dataset."""

@@ -44,15 +44,6 @@ def dataset_length(dataset: Any) -> int:
         ) from error
 
 
-def epochs_of_rows(plan: Plan) -> Indices:
-    """The epoch of each row of a batch."""
-    if plan.row_epochs is not None:
-        return plan.row_epochs
-    before = np.arange(len(plan.indices) - plan.position, -plan.position, -1, dtype=np.int64)
-    earlier = 1 + (before - 1) // plan.epoch_size
-    return np.where(before <= 0, plan.epoch, np.maximum(0, plan.epoch - earlier))
-
-
 def converter_seed(seed: Seed, step: int, rank: int) -> bytes:
     """Seed of the generators for the converter of a batch, as bytes of a uint64."""
     from fastiter._order import permutation
@@ -323,7 +314,7 @@ class Planner(EpochPlanQueue):
             for order, start, stop, rounds in parts
         ]
         examples = permutation.example_seeds(
-            self.example_seed, epochs_of_rows(plan), plan.indices, np.concatenate(repeats)
+            self.example_seed, plan.epochs(), plan.indices, np.concatenate(repeats)
         )
         return examples.tobytes() + converter_seed(self.example_seed, step, self.rank)
 

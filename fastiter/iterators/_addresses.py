@@ -13,7 +13,7 @@ from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.plan import Plan, size_within
 from fastiter._plan.epoch_sampler import is_epoch_sampler
 from fastiter._plan.epoch_store import EpochStore
-from fastiter._plan.epochs import Planner, StillPlanner, epochs_of_rows
+from fastiter._plan.epochs import Planner, StillPlanner
 from fastiter._plan.state import State
 from fastiter._util.arguments import checked_int
 
@@ -47,7 +47,7 @@ def address_of(plan: Plan, rank: int, seed: Seed, known: Epochs | None) -> Addre
     indices = plan.indices
     if indices is None:
         raise LookupError(f"step {plan.state.step} is after the end, which leaves out the rest")
-    rows, epochs = indices.copy(), epochs_of_rows(plan)
+    rows, epochs = indices.copy(), plan.epochs()
     if known is not None:
         for epoch in np.unique(indices >> EPOCH_SHIFT).tolist():
             of_epoch = indices >> EPOCH_SHIFT == epoch
