@@ -30,8 +30,8 @@ def collate(
     same ones; anything else, a list too, is one field. The result is a plain tuple or dict of
     arrays, or an array, whatever kind of tuple or dict the examples are. Lengths that were asked
     for follow the fields (see `with_lengths`). With ``copy`` the result owns its memory, whatever
-    the examples are views of. ``indices`` of the examples in the dataset are for the text of
-    errors.
+    the examples are views of. ``indices`` of the rows in the dataset are for the text of errors,
+    unless there are examples of some of these rows only.
     """
     found: Any = None
     if padding.is_none:
@@ -42,6 +42,8 @@ def collate(
         raise TypeError(f"batch must be a list of examples, not {type(batch).__qualname__}")
     if batch is None or len(batch) == 0:
         raise ValueError("batch is empty: at least one example is needed to make an array of")
+    if indices is not None and len(indices) != len(batch):
+        indices = None
     first = batch[0]
     container = next((kind for kind in (tuple, dict) if isinstance(first, kind)), None)
     if container is None:

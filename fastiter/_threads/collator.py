@@ -66,8 +66,6 @@ class Assembler:
             schema = self._learner.learn(field_plan.schema, len(examples), rows.irregular())
             if schema is not None:
                 self._field_plan = self._plan_fields(schema)
-        if indices is not None and len(examples) < len(indices):  # rows have failed
-            indices = None
         return collate(examples, self._padding, copy=self._copy, indices=indices)
 
     def _join(self, field_plan: _FieldPlan, fields: list[Any], indices: Indices | None) -> Any:

@@ -321,8 +321,7 @@ class BatchTask:
             if converter is None or not self._settings.converts:
                 return examples
             return converter(examples, None)
-        indices = self.indices if len(examples) == len(self.indices) else None
-        return collate(examples, concat.padding, copy=concat.copy, indices=indices)
+        return collate(examples, concat.padding, copy=concat.copy, indices=self.indices)
 
     def wait(self, check: Callable[[], float]) -> Any:
         """Block until the batch, or its `Failure`, is there, and return it; RuntimeError if the

@@ -130,16 +130,15 @@ class BatchMaker:
             examples = merged(examples, failures, replaced)
         if self.converter is None:
             return examples
-        known = indices if len(examples) == len(indices) else None  # rows may have failed
-        return self.batch_of(examples, known)
+        return self.batch_of(examples, indices)
 
-    def batch_of(self, examples: list[Any], known: Indices | None = None) -> Any:
-        """Convert examples to a batch; ``known`` are their indices, for messages."""
+    def batch_of(self, examples: list[Any], indices: Indices | None = None) -> Any:
+        """Convert examples to a batch; ``indices`` as of `collate.collate`."""
         if self.converter is None:
             return examples
         if self.concat is not None:
             padding, copy = self.concat
-            batch = collate.collate(examples, padding, copy=copy, indices=known)
+            batch = collate.collate(examples, padding, copy=copy, indices=indices)
             return self.sent(batch)
         return self.convert(examples)
 
