@@ -10,7 +10,7 @@ import numpy as np
 
 from fastiter._collate import collate, numpy_fallback
 from fastiter._collate.numpy_fallback import Indices
-from fastiter._collate.padding import FieldRule, Padding
+from fastiter._collate.padding import FieldRule, Padding, fields_of
 from fastiter._ring.schema import ARRAY, is_plain_number
 
 
@@ -95,7 +95,7 @@ def rules_for(
     their dtypes, 0-d arrays; None if concat_examples makes something else of them, or NumPy warns
     of a fill value's cast."""
     try:
-        rules = padding.for_columns(container, keys, len(specs))
+        rules = padding.for_fields(*fields_of(container, keys, len(specs)))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             return [_rule(*field) for field in zip(specs, dtypes, rules, strict=True)]

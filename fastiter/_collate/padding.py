@@ -120,16 +120,6 @@ class Padding:
                 raise ValueError(f"{name} has keys that the examples {list(names)} lack: {given!r}")
         return tuple([self._rule(name, fills.get(name), container) for name in names])
 
-    def for_columns(
-        self, container: int, keys: Sequence[Any] | None, count: int
-    ) -> tuple[FieldRule, ...]:
-        """The rules of columns, of which the container and the keys are a `Schema`'s."""
-        if container == BARE:
-            return self.for_fields(None, (None,))
-        if keys is not None:
-            return self.for_fields(dict, keys)
-        return self.for_fields(tuple, range(count))
-
     def _rule(self, field: Any, fill: Any, container: type | None) -> FieldRule:
         if field in self._lists:
             return FieldRule(as_list=True)
@@ -158,6 +148,13 @@ class Padding:
                 )
             multiple = None
         return FieldRule(fill, max_length or -1, multiple or 1, bool(lengths), named, nested=nested)
+
+
+def fields_of(container: int, keys: Sequence[Any] | None, count: int) -> tuple[Any, Sequence[Any]]:
+    """The type of the examples that columns are of, and the names of these, by a `Schema`'s."""
+    if container == BARE:
+        return None, (None,)
+    return (tuple, range(count)) if keys is None else (dict, keys)
 
 
 def _in_their_places(padding: Any, fills: dict[Any, Any]) -> Any:

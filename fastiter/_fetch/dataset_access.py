@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fastiter._collate.collate import with_lengths
 from fastiter._collate.columns import examples_of, rules_for
-from fastiter._collate.padding import Padding
+from fastiter._collate.padding import Padding, fields_of
 from fastiter._fetch.arrow_column import ArrowColumn
 from fastiter._fetch.arrow_types import DictionaryColumn, ObjectColumn, OptionalColumn
 from fastiter._fetch.gather import ColumnReader
@@ -215,7 +215,7 @@ class ColumnGatherer:
     def __init__(self, reader: ColumnReader, padding: Padding) -> None:
         self.reader = reader
         specs, keys = reader.specs(), reader.keys
-        self._names: Sequence[Any] = range(len(specs)) if keys is None else keys
+        _, self._names = fields_of(reader.container, keys, len(specs))
         self._rules = rules_for(padding, reader.container, keys, specs, reader.dtypes)
 
     def gather(self, indices: npt.NDArray[np.int64]) -> Any:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastiter._collate.collate import batch_of, collate, join_field
+from fastiter._collate.padding import fields_of
 from fastiter._ring.infer_schema import ColumnLearner
 from fastiter._ring.schema import ARRAY, BARE, LIST, OBJECT, RAGGED, STACKABLE, dtype_traits
 from fastiter._threads.batch_buffer import BatchBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fastiter._collate.numpy_fallback import Indices
     from fastiter._collate.padding import FieldRule, Padding
     from fastiter._ring.schema import Schema
@@ -72,10 +71,7 @@ class Assembler:
         schema = field_plan.schema
         assert schema is not None
         joined = []
-        container: type | None = dict if schema.keys is not None else tuple
-        names: Sequence[Any] = schema.keys or range(len(fields))
-        if schema.container == BARE:
-            container, names = None, [None]
+        container, names = fields_of(schema.container, schema.keys, len(fields))
         for name, field, rule in zip(names, fields, field_plan.rules, strict=True):
             if type(field) is list:
                 joined.append(join_field(field, rule, name, copy=self._copy, indices=indices))
@@ -89,11 +85,12 @@ class Assembler:
         if schema.container == LIST or (schema.container == BARE and schema.specs[0][0] == OBJECT):
             return _FieldPlan(is_final=True)
         try:
-            rules = self._padding.for_columns(schema.container, schema.keys, len(schema.specs))
+            fields = fields_of(schema.container, schema.keys, len(schema.specs))
+            rules = self._padding.for_fields(*fields)
         except (IndexError, KeyError, ValueError):  # which collate raises for each batch
             return _FieldPlan(is_final=True)
-        fields = zip(schema.specs, schema.dtypes, rules, strict=True)
-        return _FieldPlan(schema, rules, tuple(_is_in_place(*field) for field in fields))
+        facts = zip(schema.specs, schema.dtypes, rules, strict=True)
+        return _FieldPlan(schema, rules, tuple(_is_in_place(*each) for each in facts))
 
 
 def _is_in_place(spec: Any, dtype: Any, rule: FieldRule) -> bool:

@@ -9,7 +9,7 @@ from fastiter._clib import status
 from fastiter._collate import collate
 from fastiter._collate.columns import rules_for
 from fastiter._collate.numpy_fallback import Indices
-from fastiter._collate.padding import FieldRule, Padding
+from fastiter._collate.padding import FieldRule, Padding, fields_of
 from fastiter._ring import row_reader
 from fastiter._ring.lease import Lease
 from fastiter._ring.schema import Schema
@@ -99,7 +99,7 @@ class ConcatConverter(BatchConverter):
         columns = row_reader.columns(lease, lease.is_copied or self.copy, as_list)
         if columns is None or self.padding.only_fills:
             return columns
-        names = range(len(rules)) if schema.keys is None else schema.keys
+        _, names = fields_of(schema.container, schema.keys, len(rules))
         lengths = [
             row_reader.lengths(lease, number, rule.max_length) if rule.lengths else None
             for number, rule in enumerate(rules)
