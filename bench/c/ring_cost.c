@@ -67,7 +67,7 @@ static void schedule(fi_parent *parent, uint32_t n)
     require(fi_parent_next_slot(parent, 0, &slot) == FI_OK, "a free slot");
     for (uint32_t row = 0; row < n; row++)
         indices[row] = (int64_t)parent->tail * MOST_ROWS + row;
-    require(fi_parent_schedule(parent, slot, indices, n, 0, n * 8, FI_PAGE, false, &q) == FI_OK,
+    require(fi_parent_schedule(parent, slot, indices, n, 0, n * 8, false, &q) == FI_OK,
             "scheduling");
 }
 

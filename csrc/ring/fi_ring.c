@@ -178,13 +178,13 @@ int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint6
 
 /* Sees to it that the heap has pages up to `end`, and a few more where there is memory: each commit
  * asks the kernel how much is free. All slots keep what they have, so the surplus stays small. */
-static int commit_heap(const fi_ring *ring, uint32_t slot, uint64_t end, uint64_t limit,
-                       uint64_t *need, uint64_t *have)
+static int commit_heap(const fi_ring *ring, uint32_t slot, uint64_t end, uint64_t *need,
+                       uint64_t *have)
 {
     uint64_t committed = fi_slot_committed(ring, slot);
     if (end <= committed)
         return FI_OK;
-    uint64_t ahead = fi_min_u64(end + fi_max_u64(end / 64, (uint64_t)1 << 16), limit);
+    uint64_t ahead = fi_min_u64(end + fi_max_u64(end / 64, (uint64_t)1 << 16), ring->geometry.slot_bytes);
     int rc = fi_slot_commit(ring, slot, committed, ahead, need, have);
     return rc == FI_OK ? rc : fi_slot_commit(ring, slot, committed, end, need, have);
 }
@@ -193,20 +193,20 @@ int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *o
                  uint64_t *need, uint64_t *have)
 {
     fi_slot *s = ring->slots + slot;
-    uint64_t limit = fi_min_u64(fi_load_relaxed(&s->limit), ring->geometry.slot_bytes);
+    uint64_t limit = ring->geometry.slot_bytes;
     uint64_t word = fi_load_relaxed(&s->heap), now, start, end;
     do {
         if (fi_heap_offset(word, &now) != FI_OK)
             return FI_E_CORRUPT;
-        start = fi_align_up(fi_min_u64(now, limit), FI_CACHE_LINE);
-        if (now > limit || start > limit || bytes > limit - start) {
+        start = fi_align_up(now, FI_CACHE_LINE);
+        if (start > limit || bytes > limit - start) {
             *need = bytes;
-            *have = now < limit && start < limit ? limit - start : 0;
+            *have = start < limit ? limit - start : 0;
             return FI_E_FULL;
         }
         end = start + bytes;
         /* The pages first: where they are refused, what follows lies in front of them. */
-        int rc = commit_heap(ring, slot, end, limit, need, have);
+        int rc = commit_heap(ring, slot, end, need, have);
         if (rc == FI_OK && (rc = fi_slot_reach(ring, slot, end)) == FI_E_SPACE)
             *need = end;
         if (rc != FI_OK)

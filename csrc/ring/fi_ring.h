@@ -111,7 +111,6 @@ typedef struct fi_slot {
     /* Written by the workers while they fill the slot. */
     _Alignas(FI_CACHE_LINE) _Atomic uint64_t heap; /* fi_heap_word of the next free byte */
     _Atomic uint64_t committed;                    /* bytes of the slot that have pages */
-    _Atomic uint64_t limit;                        /* the heap may not grow past this */
     fi_entry result;                               /* the finisher's packed object */
     _Atomic uint64_t filled; /* streams only: {sequence, rows published, flags} */
     _Atomic uint64_t request_offset; /* fi_request, for the owner of a row */
@@ -323,7 +322,7 @@ static inline uint32_t fi_row_code(const fi_ring *ring, uint32_t slot, uint32_t 
 }
 
 /* Commits the pages of the slot's payload up to `bytes`, of which `committed` are there already.
- * Called by the parent (fi_parent_commit) and, within the slot's limit, by workers. FI_E_MEMORY
+ * Called by the parent (fi_parent_commit) and by workers. FI_E_MEMORY
  * with need and have: refused. */
 int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint64_t bytes,
                    uint64_t *need, uint64_t *have);

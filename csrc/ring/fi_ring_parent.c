@@ -157,7 +157,7 @@ int fi_parent_request(fi_parent *parent, uint32_t slot, const fi_request *reques
 
 /* S1 to S6. */
 static int put_batch(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
-                     uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t q)
+                     uint32_t schema, uint64_t heap, bool single, uint64_t q)
 {
     fi_ring *ring = parent->ring;
     if (n < 1 || n > ring->geometry.rows || schema >= ring->geometry.schemas ||
@@ -177,7 +177,6 @@ static int put_batch(fi_parent *parent, uint32_t slot, const int64_t *indices, u
     fi_store_relaxed(&s->schema, schema);
     fi_store_relaxed(&s->single, single);
     fi_store_relaxed(&s->heap, fi_heap_word(heap));
-    fi_store_relaxed(&s->limit, limit);
     fi_entry_set(ring, slot, FI_WHOLE_BATCH, 0, 0);
     memcpy(fi_own_indices(parent, slot), indices, n * sizeof *indices);
     _Atomic int64_t *theirs = (_Atomic int64_t *)fi_row_index(ring, slot, 0);
@@ -227,10 +226,10 @@ static void allow_hedges(fi_parent *parent, uint64_t n)
 }
 
 int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
-                       uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t *q)
+                       uint32_t schema, uint64_t heap, bool single, uint64_t *q)
 {
     *q = parent->tail;
-    int rc = put_batch(parent, slot, indices, n, schema, heap, limit, single, *q);
+    int rc = put_batch(parent, slot, indices, n, schema, heap, single, *q);
     if (rc != FI_OK)
         return rc;
     parent->tail = *q + 1;
@@ -491,12 +490,12 @@ static void start_drain(fi_parent *parent, uint32_t slot)
 }
 
 int fi_parent_move(fi_parent *parent, uint32_t from, uint32_t to, uint32_t schema, uint64_t heap,
-                   uint64_t limit, bool single)
+                   bool single)
 {
     const fi_slot_record *record = parent->slot + from;
     start_drain(parent, from);
-    return put_batch(parent, to, fi_own_indices(parent, from), record->n, schema, heap, limit,
-                     single, record->q);
+    return put_batch(parent, to, fi_own_indices(parent, from), record->n, schema, heap, single,
+                     record->q);
 }
 
 bool fi_parent_give_up_row(fi_parent *parent, uint32_t slot, uint32_t row)

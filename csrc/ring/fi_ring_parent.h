@@ -69,15 +69,15 @@ void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
  * that cannot exist. */
 int fi_parent_request(fi_parent *parent, uint32_t slot, const fi_request *request);
 /* S1 to S7, in a free slot; FI_E_FULL if it is not free. `heap` is where the slot's bump allocation
- * starts, `limit` where it ends. `single` offers the rows one by one. */
+ * starts. `single` offers the rows one by one. */
 int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
-                       uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t *q);
+                       uint32_t schema, uint64_t heap, bool single, uint64_t *q);
 /* Takes a batch from a worker that neither goes on nor ends: X1 to X4 in slot `from`, which drains
  * when that worker has let go of it, or never; then S1 to S6 in the free slot `to`, with the same
  * sequence and indices. Origin and request of `to` are set before, as for a schedule; R3, R4 and R6
  * (fi_parent_restore_hints) come next. FI_E_FULL: `to` is not free, and the batch is lost. */
 int fi_parent_move(fi_parent *parent, uint32_t from, uint32_t to, uint32_t schema, uint64_t heap,
-                   uint64_t limit, bool single);
+                   bool single);
 /* Poisons a row that no worker has begun; false if one has. */
 bool fi_parent_give_up_row(fi_parent *parent, uint32_t slot, uint32_t row);
 /* S8: wakes sleeping workers for what was scheduled since the last call. */

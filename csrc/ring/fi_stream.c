@@ -123,7 +123,6 @@ void fi_reader_open(fi_reader *reader, uint64_t heap, uint32_t schema)
     reader->is_open = true;
     fi_store_relaxed(&s->state, fi_word(q, reader->number, FI_FILLING, 0));
     fi_store_relaxed(&s->heap, fi_heap_word(heap));
-    fi_store_relaxed(&s->limit, ring->geometry.slot_bytes);
     fi_store_relaxed(&s->schema, schema);
     /* G1, pairs with find_block: whoever finds the slot, by a new map or by chance by an old one,
      * sees its words. */

@@ -222,9 +222,9 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
     void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
     int fi_parent_request(fi_parent *parent, uint32_t slot, const fi_request *request)
     int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
-                           uint32_t schema, uint64_t heap, uint64_t limit, bint single, uint64_t *q)
+                           uint32_t schema, uint64_t heap, bint single, uint64_t *q)
     int fi_parent_move(fi_parent *parent, uint32_t slot, uint32_t to, uint32_t schema,
-                       uint64_t heap, uint64_t limit, bint single)
+                       uint64_t heap, bint single)
     bint fi_parent_give_up_row(fi_parent *parent, uint32_t slot, uint32_t row)
     void fi_parent_publish(fi_parent *parent)
     void fi_parent_ring_all(fi_parent *parent)

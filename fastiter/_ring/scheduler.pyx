@@ -121,7 +121,6 @@ cdef class BatchScheduler(ParentRing):
         slot is free, or none has room for its rows."""
         cdef int64_t slot
         cdef uint64_t columns = 0, commit = self.least_bytes, heap
-        cdef uint64_t limit = self.arena.ring.geometry.slot_bytes
         cdef uint64_t q
         cdef uint32_t schema
         cdef int rc
@@ -171,12 +170,11 @@ cdef class BatchScheduler(ParentRing):
                 fi_place_seed(q, 0, FI_PACKED_REQUEST))
         check(fi_parent_request(&self.parent, <uint32_t>slot, &request), "assigning a batch")
         if again:
-            rc = fi_parent_move(
-                &self.parent, plan.slot, <uint32_t>slot, schema, heap, limit, single)
+            rc = fi_parent_move(&self.parent, plan.slot, <uint32_t>slot, schema, heap, single)
         else:
             rc = fi_parent_schedule(
                 &self.parent, <uint32_t>slot, <const int64_t *>cnp.PyArray_DATA(indices),
-                <uint32_t>cnp.PyArray_SIZE(indices), schema, heap, limit, single, &q)
+                <uint32_t>cnp.PyArray_SIZE(indices), schema, heap, single, &q)
         check(rc, "scheduling a batch")
         plan.q, plan.slot, plan.schema = q, <uint32_t>slot, fields
         return True

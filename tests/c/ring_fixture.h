@@ -88,7 +88,7 @@ static inline uint64_t schedule(fixture *f, uint32_t n)
     CHECK_EQ(fi_parent_next_slot(&f->parent, 0, &slot), FI_OK);
     for (uint32_t row = 0; row < n; row++)
         indices[row] = 1000 * (int64_t)f->parent.tail + row;
-    CHECK_EQ(fi_parent_schedule(&f->parent, slot, indices, n, 1, HEAP, SLOT_BYTES, false, &q), FI_OK);
+    CHECK_EQ(fi_parent_schedule(&f->parent, slot, indices, n, 1, HEAP, false, &q), FI_OK);
     return q;
 }
 

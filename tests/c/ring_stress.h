@@ -87,7 +87,7 @@ static void schedule_one(stress *t)
     *p = (plan){.first = t->planned, .n = 1 + (uint32_t)draw(&t->random, MOST_ROWS)};
     for (uint32_t row = 0; row < p->n; row++)
         indices[row] = t->planned++;
-    CHECK_EQ(fi_parent_schedule(parent, slot, indices, p->n, 0, HEAP_START, SLOT_BYTES,
+    CHECK_EQ(fi_parent_schedule(parent, slot, indices, p->n, 0, HEAP_START,
                                 draw(&t->random, 8) == 0, &p->q),
              FI_OK);
 }

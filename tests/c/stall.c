@@ -119,7 +119,7 @@ static void schedule(trial *t, uint32_t n)
     uint64_t q;
     uint32_t slot;
     CHECK_EQ(fi_parent_next_slot(&t->parent, 0, &slot), FI_OK);
-    CHECK_EQ(fi_parent_schedule(&t->parent, slot, indices, n, 0, 0, 0, false, &q), FI_OK);
+    CHECK_EQ(fi_parent_schedule(&t->parent, slot, indices, n, 0, 0, false, &q), FI_OK);
 }
 
 static void try_burst(trial *t)

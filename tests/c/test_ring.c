@@ -137,9 +137,9 @@ static void test_schedule(void)
     uint32_t slot;
     uint64_t q;
     set_up(&f, 0);
-    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, 0, 0, 0, 0, false, &q), FI_E_RANGE);
-    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, ROWS + 1, 0, 0, 0, false, &q), FI_E_RANGE);
-    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, 1, 2, 0, 0, false, &q), FI_E_RANGE);
+    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, 0, 0, 0, false, &q), FI_E_RANGE);
+    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, ROWS + 1, 0, 0, false, &q), FI_E_RANGE);
+    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, 1, 2, 0, false, &q), FI_E_RANGE);
     for (uint32_t i = 0; i < SLOTS; i++) {
         CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
         q = schedule(&f, 3 + i);
@@ -159,8 +159,8 @@ static void test_schedule(void)
         CHECK_EQ(atomic_load(&f.ring.board->tail), q + 1);
     }
     CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_E_FULL);
-    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, 1, 0, 0, 0, false, &q), FI_E_FULL);
-    CHECK_EQ(fi_parent_schedule(&f.parent, SLOTS, indices, 1, 0, 0, 0, false, &q), FI_E_FULL);
+    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, 1, 0, 0, false, &q), FI_E_FULL);
+    CHECK_EQ(fi_parent_schedule(&f.parent, SLOTS, indices, 1, 0, 0, false, &q), FI_E_FULL);
     tear_down(&f);
 }
 
@@ -178,9 +178,9 @@ static void test_slots_come_back_before_the_schedule(void)
     CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &chosen), FI_OK);
     fi_returned_push(&f.ring.returned, leased, false);
     collect(&f.parent); /* now the one used last */
-    CHECK_EQ(fi_parent_schedule(&f.parent, chosen, &index, 1, 0, 0, 0, false, &q), FI_OK);
+    CHECK_EQ(fi_parent_schedule(&f.parent, chosen, &index, 1, 0, 0, false, &q), FI_OK);
     CHECK(chosen != leased && slot_of(&f, q) == chosen);
-    CHECK_EQ(fi_parent_schedule(&f.parent, chosen, &index, 1, 0, 0, 0, false, &q), FI_E_FULL);
+    CHECK_EQ(fi_parent_schedule(&f.parent, chosen, &index, 1, 0, 0, false, &q), FI_E_FULL);
     CHECK_EQ(slot_of(&f, schedule(&f, 1)), leased);
     tear_down(&f);
 }

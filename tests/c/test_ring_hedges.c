@@ -16,7 +16,7 @@ static void test_a_batch_moves(void)
     own_all(&f, 2, &stuck, 0);
     CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_ROWS); /* another one is in the old slot */
     CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &to), FI_OK);
-    CHECK_EQ(fi_parent_move(&f.parent, from, to, 1, HEAP, SLOT_BYTES, false), FI_OK);
+    CHECK_EQ(fi_parent_move(&f.parent, from, to, 1, HEAP, false), FI_OK);
     CHECK(fi_parent_give_up_row(&f.parent, to, 3));
     CHECK(!fi_parent_give_up_row(&f.parent, to, 3));
     fi_parent_restore_hints(&f.parent);

@@ -137,7 +137,6 @@ static void use_little_space(void)
     set_up(&f);
     fill(&f, 0, 1000);
     fi_store_relaxed(&f.ring.slots[0].heap, fi_heap_word(0));
-    fi_store_relaxed(&f.ring.slots[0].limit, SLOT_BYTES);
     const struct rlimit none = {0, 0};
     CHECK_EQ(setrlimit(RLIMIT_AS, &none), 0);
     CHECK_EQ(fi_slot_reach(&f.ring, 0, 3 * MIB), FI_E_SPACE);
