@@ -40,10 +40,10 @@ int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares,
         return ENOMEM;
     }
     for (uint32_t slot = slots; slot-- > 0;) {
-        bool spare = slot >= slots - spares;
-        parent->slot[slot].phase = spare ? FI_SPARE : FI_FREE;
-        if (!spare)
-            parent->free_stack[parent->free_count++] = slot;
+        if (slot >= slots - spares)
+            parent->slot[slot].phase = FI_SPARE;
+        else
+            fi_make_free(parent, slot);
     }
     fi_store_release(&ring->board->head, parent->head);
     fi_store_release(&ring->board->tail, parent->tail);
@@ -392,15 +392,6 @@ static bool has_request(const fi_slot *s, const fi_request *own)
            fi_load_relaxed(&s->request_bytes) == own->bytes;
 }
 
-static bool has_origin(const fi_slot *s, const fi_origin *own)
-{
-    return fi_load_relaxed(&s->seed[0]) == own->seed[0] &&
-           fi_load_relaxed(&s->seed[1]) == own->seed[1] &&
-           fi_load_relaxed(&s->epoch) == own->epoch &&
-           fi_load_relaxed(&s->position) == own->position &&
-           fi_load_relaxed(&s->epoch_size) == own->epoch_size;
-}
-
 /* A worker that read a corrupt word here fetched another example, wrote columns elsewhere, or drew
  * the random numbers of another example. */
 static int check_task(const fi_parent *parent, uint32_t slot, uint32_t *row, uint64_t *word)
@@ -410,12 +401,14 @@ static int check_task(const fi_parent *parent, uint32_t slot, uint32_t *row, uin
     const int64_t *own = fi_own_indices(parent, slot);
     const int64_t *shared = fi_row_index(parent->ring, slot, 0);
     uint32_t n = fi_load_relaxed(&s->n), schema = fi_load_relaxed(&s->schema);
+    fi_origin origin;
     *row = 0;
     *word = (uint64_t)schema << 32 | n;
     if (n != record->n || schema != record->schema)
         return FI_E_CORRUPT;
-    *word = fi_load_relaxed(&s->epoch);
-    if (!has_origin(s, &record->origin) || !has_request(s, &record->request))
+    fi_slot_origin(parent->ring, slot, &origin);
+    *word = origin.epoch;
+    if (memcmp(&origin, &record->origin, sizeof origin) != 0 || !has_request(s, &record->request))
         return FI_E_CORRUPT;
     if (memcmp(own, shared, n * sizeof *own) == 0)
         return FI_OK;

@@ -51,17 +51,16 @@ typedef struct fi_report {
                           fi_load_relaxed(&(stat)->field) + (amount),  \
                           memory_order_relaxed)
 
-static inline void fi_worker_stat_fetch_begins(fi_worker_stat *stat, int64_t index)
-{
-    fi_store_relaxed(&stat->index, index);
-    fi_store_relaxed(&stat->since, fi_coarse_ns());
-}
-
-/* The same of a fetch that began earlier; 0 for none. */
+/* `since`: 0 for none. */
 static inline void fi_worker_stat_fetches_since(fi_worker_stat *stat, int64_t index, int64_t since)
 {
     fi_store_relaxed(&stat->index, index);
     fi_store_relaxed(&stat->since, since);
+}
+
+static inline void fi_worker_stat_fetch_begins(fi_worker_stat *stat, int64_t index)
+{
+    fi_worker_stat_fetches_since(stat, index, fi_coarse_ns());
 }
 
 static inline bool fi_worker_stat_fetches(const fi_worker_stat *stat, int64_t index)
