@@ -284,14 +284,12 @@ static uint64_t largest_cache(void)
     uint64_t largest = 0;
     for (int index = 0; index < 10; index++) {
         char path[80];
-        unsigned long long kib;
+        uint64_t kib;
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
-        FILE *file = fopen(path, "re");
-        if (file == NULL)
+        if (!read_number(path, "", &kib))
             break;
-        if (fscanf(file, "%lluK", &kib) == 1 && kib <= (1ull << 30) && kib << 10 > largest)
-            largest = kib << 10;
-        fclose(file);
+        if (kib <= (uint64_t)1 << 30)
+            largest = fi_max_u64(largest, kib << 10);
     }
     return largest != 0 ? largest : UNKNOWN_CACHE;
 }
