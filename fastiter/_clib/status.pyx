@@ -4,7 +4,7 @@ parent process, and what a fork needs."""
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EACCES, EMFILE, ENFILE, ENOENT, ENOMEM, ENOSPC
+from libc.errno cimport EACCES, EBADF, EMFILE, ENFILE, ENOENT, ENOMEM, ENOSPC
 from libc.stdint cimport int64_t, uint64_t
 from libc.signal cimport raise_, sig_atomic_t
 from posix.signal cimport SA_SIGINFO, sigaction, sigaction_t
@@ -40,7 +40,18 @@ cdef enum:
     MOST_FORK_NS = 500_000_000  # for all calls; one that has begun is waited for
 
 
+def closed_by_others():
+    """The error of an iterator whose descriptors the program has closed."""
+    return OSError(
+        EBADF,
+        "other code of this program has closed file descriptors of this iterator: create a new "
+        "iterator, and call os.close() and os.closerange() only for descriptors that you opened",
+    )
+
+
 cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
+    if rc == EBADF:
+        raise closed_by_others()
     if rc == FI_E_MEMORY or rc == ENOMEM:
         raise MemoryError(
             f"{what}: {need or 'more'} bytes needed, {have or 'none'} available within the limits of "

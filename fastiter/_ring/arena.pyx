@@ -17,7 +17,6 @@ from fastiter._clib.csrc cimport *
 from fastiter._clib.status cimport check
 
 from fastiter._ring.serialization import Packed
-from fastiter._util.fds import closed_by_others
 from fastiter.errors import OverwrittenError
 
 cdef enum:
@@ -148,10 +147,7 @@ cdef class Arena:
 
     cdef int reach(self, uint32_t slot, uint64_t bytes) except -1:
         """Sees to it that a slot is mapped up to `bytes`. By the one who uses the ring."""
-        cdef int rc = fi_slot_reach(&self.ring, slot, bytes)
-        if rc == EBADF:
-            raise closed_by_others()
-        return check(rc, "mapping a batch", bytes)
+        return check(fi_slot_reach(&self.ring, slot, bytes), "mapping a batch", bytes)
 
     cdef int reach_all(self, uint32_t slot, uint64_t *bytes) except -1:
         """The same for all that has memory: `bytes`."""

@@ -12,8 +12,8 @@ from posix.fcntl cimport F_GETFD, fcntl
 from fastiter._clib.csrc cimport *
 from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, Arena
 
+from fastiter._clib.status import closed_by_others
 from fastiter._ring.serialization import unpack
-from fastiter._util.fds import closed_by_others
 from fastiter.errors import OverwrittenError
 
 cdef object loads = pickle.loads

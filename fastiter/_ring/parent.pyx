@@ -8,7 +8,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free
-from libc.errno cimport EBADF, EINTR
+from libc.errno cimport EINTR
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from fastiter._clib.csrc cimport *
@@ -16,7 +16,7 @@ from fastiter._clib.memory cimport zeroed
 from fastiter._clib.status cimport check
 from fastiter._ring.arena cimport Arena
 
-from fastiter._util.fds import closed_by_others
+from fastiter._clib.status import closed_by_others
 
 # What a worker says of itself, see `fi_report`. The times are in ns on the clock of `now`.
 Report = dict[str, int]
@@ -100,8 +100,6 @@ cdef class ParentRing:
             with nogil:
                 rc = fi_wait(fds, count, timeout, ready)
             PyErr_CheckSignals()
-            if rc == EBADF:
-                raise closed_by_others()
             if rc != EINTR:
                 check(rc, "waiting for a batch")
             return [<int>i - 1 for i in range(count) if ready[i]]
@@ -173,8 +171,6 @@ cdef class ParentRing:
         cdef int rc
         with nogil:
             rc = fi_trace_start(&self.arena.ring, &need, &have)
-        if rc == EBADF:
-            raise closed_by_others()
         check(rc, "memory to record a trace", need, have)
 
     def stop_trace(self):

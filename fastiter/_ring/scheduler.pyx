@@ -6,7 +6,6 @@ cimport numpy as cnp
 from cpython.buffer cimport PyBUF_WRITE
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.errno cimport EBADF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -20,7 +19,6 @@ from fastiter._ring.parent cimport ParentRing
 from fastiter._ring.schema cimport Schema
 
 from fastiter._ring.serialization import Packed
-from fastiter._util.fds import closed_by_others
 from fastiter.errors import OverwrittenError
 
 cnp.import_array()
@@ -213,8 +211,6 @@ cdef class BatchScheduler(ParentRing):
             PyErr_CheckSignals()  # it may have taken long
             if self.arena.fd < 0:
                 raise RuntimeError("the iterator was finalized while next() waited")
-            if rc == EBADF:
-                raise closed_by_others()
             check(rc, "memory for a batch", need, have)
         return slot
 

@@ -12,6 +12,8 @@ import select
 import threading
 from collections.abc import Iterable, Iterator
 
+from fastiter._clib.status import closed_by_others
+
 #: The descriptors of all iterators of this process. A forked worker keeps its own and closes the
 #: rest: an open end of a pipe would hide a death, and an open arena would keep its memory alive.
 held: set[int] = set()
@@ -96,12 +98,3 @@ def unless_closed() -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.EBADF:
             raise
-
-
-def closed_by_others() -> OSError:
-    """The error of an iterator whose descriptors the program has closed."""
-    return OSError(
-        errno.EBADF,
-        "other code of this program has closed file descriptors of this iterator: create a new "
-        "iterator, and call os.close() and os.closerange() only for descriptors that you opened",
-    )
