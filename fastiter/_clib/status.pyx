@@ -275,7 +275,8 @@ cdef class HandlersDeferred:
         self.defers = threading.current_thread() is threading.main_thread()
         if not self.defers:
             return
-        callables = [n for n in range(1, SIGNALS) if is_handled(n)] if not n_deferring else []
+        numbers = range(1, SIGNALS) if not n_deferring else ()
+        callables = [number for number in numbers if callable(signal.getsignal(number))]
         n_deferring += 1
         for number in callables:
             # In C alone: Python's own functions would run handlers on the way.
@@ -302,10 +303,3 @@ cdef class HandlersDeferred:
                 if has_come[number]:
                     has_come[number] = 0
                     raise_(number)
-
-
-cdef bint is_handled(int number):
-    try:
-        return callable(signal.getsignal(number))
-    except ValueError:  # there is no such signal
-        return False
