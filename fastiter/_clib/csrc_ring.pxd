@@ -89,7 +89,6 @@ cdef extern from "ring/fi_ring.h" nogil:
         uint64_t slot_bytes
     ctypedef struct fi_window:
         char *address
-        uint64_t nbytes "bytes"
         uint64_t used
     ctypedef struct fi_ring:
         fi_geometry geometry
@@ -200,10 +199,8 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
     ctypedef struct fi_slot_record:
         uint64_t q
         uint32_t n
-        uint32_t schema
         int phase
     ctypedef struct fi_parent:
-        fi_ring *ring
         fi_slot_record *slot
         uint32_t *free_stack
         uint32_t free_count
@@ -290,7 +287,6 @@ cdef extern from "ring/fi_stream.h" nogil:
         FI_CLOSED
     ctypedef struct fi_reader:
         fi_ring *ring
-        uint32_t number
         uint64_t q
         uint32_t slot
         uint32_t rows
