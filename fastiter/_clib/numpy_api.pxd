@@ -40,19 +40,15 @@ cdef inline object new_indices(int64_t n):
     return cnp.PyArray_EMPTY(1, &length, cnp.NPY_INT64, 0)
 
 
-cdef inline bint is_int64(cnp.PyArrayObject *array) noexcept:
-    """Whether the items are of an int64 dtype of this machine's byte order. NumPy has two: ``long``
-    and ``long long`` are both of 8 bytes, and print alike."""
-    cdef int num = type_num_of(array)
-    return (num == cnp.NPY_INT64 or num == cnp.NPY_LONGLONG) and is_native(array)
-
-
 cdef inline int64_t *int64_items(object value, Py_ssize_t *n) noexcept:
-    """The items of a C-contiguous int64 array with one axis, and how many they are; NULL for
-    anything else."""
+    """The items of a C-contiguous int64 array of this machine's byte order with one axis, and how
+    many they are; NULL for anything else."""
     cdef cnp.PyArrayObject *array = <cnp.PyArrayObject *>value
     if not is_exact_array(<PyObject *>value) or ndim_of(array) != 1 or (
-            not is_contiguous(array) or not is_int64(array)):
+            not is_contiguous(array) or not is_native(array)):
+        return NULL
+    # NumPy has two such dtypes: ``long`` and ``long long`` are both of 8 bytes, and print alike.
+    if type_num_of(array) != cnp.NPY_INT64 and type_num_of(array) != cnp.NPY_LONGLONG:
         return NULL
     n[0] = dims_of(array)[0]
     return <int64_t *>bytes_of(array)

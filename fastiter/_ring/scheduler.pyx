@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from fastiter._clib.csrc cimport *
-from fastiter._clib.numpy_api cimport is_int64
+from fastiter._clib.numpy_api cimport int64_items
 from fastiter._clib.status cimport check
 from fastiter._order.plan cimport Plan, PlanQueue
 from fastiter._ring.arena cimport Arena
@@ -124,25 +124,26 @@ cdef class BatchScheduler(ParentRing):
         cdef int rc
         cdef bint single = self.single_until >= 0
         cdef fi_request request = fi_request(0, 0, <uint32_t>(plan.worker + 1))
-        cdef cnp.ndarray indices = plan.indices
+        cdef Py_ssize_t n = 0
+        array = plan.indices
+        cdef const int64_t *indices = int64_items(array, &n)
         cdef Lease lease
         cdef fi_origin origin  # of the random numbers of the batch's examples
-        if not is_int64(<cnp.PyArrayObject *>indices) or not cnp.PyArray_ISCARRAY_RO(indices):
-            raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
+        if indices == NULL:
+            raise TypeError(f"indices must be a contiguous int64 array, not {array!r}")
         origin.seed[0], origin.seed[1] = self.seed
         origin.position, origin.epoch = plan.position, plan.epoch
         origin.epoch_size = 0 if plan.row_epochs is not None else max(1, plan.epoch_size)
         if plan.first >= 0:  # each row has its number in place of an epoch
-            origin.epoch = plan.first + cnp.PyArray_SIZE(indices) - 1
+            origin.epoch = plan.first + n - 1
             origin.position = origin.epoch_size = 1
         fields = self.schema
-        if plan.request is not None or (
-                fields is not None and cnp.PyArray_SIZE(indices) > self.schema.rows):
+        if plan.request is not None or (fields is not None and n > self.schema.rows):
             fields = None
         schema = 0 if fields is None else self.schema_number
         message = plan.seeds if plan.request is None else plan.request
         if plan.keys is not None:
-            message = [indices.item(0), plan.keys, plan.seeds]
+            message = [indices[0], plan.keys, plan.seeds]
         packed = None if message is None else Packed(message)
         if fields is not None:
             columns = self.schema.bytes
@@ -150,7 +151,7 @@ cdef class BatchScheduler(ParentRing):
             request.bytes = packed.size
         heap = fi_align_up(columns + request.bytes, 64)
         commit = max(commit, heap)
-        if cnp.PyArray_SIZE(indices) > self.arena.ring.geometry.rows:
+        if n > self.arena.ring.geometry.rows:
             return False
         # Workers commit what the heap takes themselves, but for some room for an error's text: that
         # there is no memory has to be told, too.
@@ -171,8 +172,7 @@ cdef class BatchScheduler(ParentRing):
             rc = fi_parent_move(&self.parent, plan.slot, <uint32_t>slot, schema, heap, single)
         else:
             rc = fi_parent_schedule(
-                &self.parent, <uint32_t>slot, <const int64_t *>cnp.PyArray_DATA(indices),
-                <uint32_t>cnp.PyArray_SIZE(indices), schema, heap, single, &q)
+                &self.parent, <uint32_t>slot, indices, <uint32_t>n, schema, heap, single, &q)
         check(rc, "scheduling a batch")
         plan.q, plan.slot, plan.schema = q, <uint32_t>slot, fields
         return True
