@@ -5,11 +5,12 @@ import pickle
 cimport numpy as cnp
 from cpython.buffer cimport PyBUF_WRITE
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.mem cimport PyMem_Free
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
 
 from fastiter._clib.csrc cimport *
+from fastiter._clib.memory cimport zeroed
 from fastiter._clib.numpy_api cimport int64_items
 from fastiter._clib.status cimport check
 from fastiter._order.plan cimport Plan, PlanQueue
@@ -178,16 +179,14 @@ cdef class BatchScheduler(ParentRing):
         return True
 
     def move(self, Plan plan, rows):
-        """Starts a scheduled batch anew in another slot, since the owner of a row neither goes on
-        nor ends. `rows` of it are given up. False if no slot is free."""
+        """Starts a scheduled batch anew in another slot, if one is free, since the owner of a row
+        neither goes on nor ends. `rows` of it are given up."""
         cdef uint32_t row
         self.collect()
-        if not self.put(plan, True):
-            return False
-        for row in rows:
-            fi_parent_give_up_row(&self.parent, plan.slot, row)
-        fi_parent_restore_hints(&self.parent)
-        return True
+        if self.put(plan, True):
+            for row in rows:
+                fi_parent_give_up_row(&self.parent, plan.slot, row)
+            fi_parent_restore_hints(&self.parent)
 
     cdef int64_t free_slot(self, uint64_t commit) except -2:
         """A free slot with memory for `commit` bytes, or -1 if none is free."""
@@ -442,16 +441,14 @@ cdef class BatchScheduler(ParentRing):
         unfinished, and may do so with more in batches that were reset: ask again when these were
         given back."""
         cdef uint32_t most = self.arena.ring.geometry.rows + 1, count  # one claim is in one slot
-        cdef fi_loss *found = <fi_loss *>malloc(most * sizeof(fi_loss))
-        if found == NULL:
-            raise MemoryError()
+        cdef fi_loss *found = <fi_loss *>zeroed(most, sizeof(fi_loss))
         try:
             count = fi_parent_losses(&self.parent, worker, found, most)
             return [(found[i].slot,
                      -1 if found[i].row == FI_LOSS_FINISH else <int64_t>found[i].row,
                      found[i].q) for i in range(count)]
         finally:
-            free(found)
+            PyMem_Free(found)
 
     def give_back(self, uint32_t worker, uint32_t slot, int64_t row, uint64_t q, bint poison,
                   bint is_dead):
