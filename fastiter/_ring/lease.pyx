@@ -52,7 +52,6 @@ cdef class Lease:
 
     cdef int point_at(self, Arena arena, uint32_t slot, uint64_t q, uint64_t bytes) except -1:
         """Begins. The slot stays mapped as long as the lease lives."""
-        arena.reach(slot, bytes)
         fi_slot_hold(&arena.ring, slot)
         self.arena = arena
         self.slot = slot

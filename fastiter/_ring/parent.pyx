@@ -181,11 +181,8 @@ cdef class ParentRing:
 
         Cheap rows that follow one another are one event. Kinds are fetch, write, finish and wait.
         """
-        cdef fi_event *found
         cdef uint32_t count, i
-        if worker >= self.arena.ring.geometry.workers:
-            raise ValueError(f"worker {worker} of {self.arena.ring.geometry.workers}")
-        found = <fi_event *>zeroed(FI_TRACE_EVENTS, sizeof(fi_event))
+        cdef fi_event *found = <fi_event *>zeroed(FI_TRACE_EVENTS, sizeof(fi_event))
         try:
             with nogil:
                 count = fi_trace_read(&self.arena.ring, worker, found)
