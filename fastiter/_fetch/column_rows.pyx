@@ -154,8 +154,6 @@ cdef class ColumnRows(SlotRows):
         cdef Py_ssize_t n = self.end.claim.n, i
         cdef const int64_t *indices = fi_row_index(self.end.worker.ring, self.end.claim.slot, 0)
         cdef const char *fill = payload  # not read if there is no fill value
-        cdef uint64_t offset
-        cdef int axis
         if rows is not None:
             chosen = numpy.array([self.index_of(row) for row in rows], numpy.int64)
             indices, n = <const int64_t *>bytes_of(<cnp.PyArrayObject *>chosen), len(rows)
@@ -164,11 +162,7 @@ cdef class ColumnRows(SlotRows):
             return False
         if rule[0] is not None:
             fill = bytes_of(<cnp.PyArrayObject *>rule[0])
-        offset = self.end.heap_take(lists.nbytes)
-        lists.write(self.end.place(offset), fill)
-        entry[0] = <int64_t>offset
-        for axis in range(lists.ndim):
-            entry[1 + axis] = lists.shape[axis]
+        lists.write(self.end.take_array(entry, lists.shape, lists.ndim, lists.nbytes), fill)
         for i in range(n):  # concat_examples may have to tell them
             entry_of(f, payload, i if rows is None else rows[i])[1] = lists.row_lengths[i]
         return True

@@ -1,4 +1,4 @@
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._clib.csrc cimport (
     fi_claim, fi_geometry, fi_ring, fi_views, fi_worker, fi_worker_stat)
@@ -31,6 +31,8 @@ cdef class WorkerRing:
     cdef char *place(self, uint64_t offset) noexcept
     cdef char *whole_payload(self, uint64_t *bytes) except NULL
     cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF
+    cdef char *take_array(self, int64_t *entry, const int64_t *shape, int ndim,
+                          uint64_t size) except NULL
     cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind,
                        uint64_t *size) except? 0xFFFFFFFFFFFFFFFF
     cdef int pack_row(self, object packed, uint32_t row, uint32_t kind) except -1

@@ -9,7 +9,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_Release, PyObjec
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EBADF, EFBIG, EINVAL, ENOMEM
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from posix.unistd cimport _exit, close
 
@@ -283,6 +283,15 @@ cdef class WorkerRing:
         self.check(rc, "memory for an example", need, have)
         fi_worker_stat_count(self.stat, 0, bytes, 0)
         return offset
+
+    cdef char *take_array(self, int64_t *entry, const int64_t *shape, int ndim,
+                          uint64_t size) except NULL:
+        """Fresh memory for an array of `size` bytes, whose offset and shape go to its entry."""
+        cdef int axis
+        entry[0] = <int64_t>self.heap_take(size)
+        for axis in range(ndim):
+            entry[1 + axis] = shape[axis]
+        return self.place(entry[0])
 
     cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind,
                        uint64_t *size) except? 0xFFFFFFFFFFFFFFFF:

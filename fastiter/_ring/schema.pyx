@@ -440,10 +440,10 @@ cdef class SlotWriter(ColumnWriter):
         cdef Field *f = &self.schema.fields[number]
         cdef int64_t *entry = entry_of(f, self.payload, row)
         cdef Py_ssize_t size
-        cdef uint64_t offset
+        cdef char *place
         cdef int axis
         cdef fi_dl_tensor tensor
-        cdef const cnp.npy_intp *dims
+        cdef const int64_t *dims
         cdef bint is_described = False
         if f.kind == OBJECT:
             entry[0] = self.end.pack(
@@ -457,21 +457,19 @@ cdef class SlotWriter(ColumnWriter):
                 array = array_of(<object>value)  # keeps it alive during the copy
                 value = <PyObject *>array
         if is_described:
-            dims = <const cnp.npy_intp *>tensor.shape
+            dims = tensor.shape
         elif self.is_array_of(number, value):
-            dims = dims_of(<cnp.PyArrayObject *>value)
+            dims = <const int64_t *>dims_of(<cnp.PyArrayObject *>value)
         else:
             return 0
         size = f.itemsize
         for axis in range(f.ndim):
             size *= dims[axis]
-            entry[1 + axis] = dims[axis]
-        offset = self.end.heap_take(size)
-        entry[0] = <int64_t>offset
+        place = self.end.take_array(entry, dims, f.ndim, size)
         if is_described:
-            self.copy_bytes(self.end.place(offset), tensor.data, value, size, False)
+            self.copy_bytes(place, tensor.data, value, size, False)
         else:
-            self.copy_array(f, self.end.place(offset), value, size, False)
+            self.copy_array(f, place, value, size, False)
         return 1
 
     cdef int write_text(self, int64_t *entry, object value) except -1:

@@ -147,11 +147,9 @@ cdef class SlotRows(SlotWriter):
         cdef const fi_cache_entry *head = <fi_cache_entry *>self.stored
         cdef const int64_t *field = <const int64_t *>(self.stored + FI_CACHE_HEAD)
         cdef uint64_t size, at
-        cdef int64_t *entry
         cdef char *place
         cdef const char *source
         cdef Py_ssize_t i
-        cdef int axis
         cdef Field *f
         cdef bint is_there
         self.use_slot()
@@ -167,11 +165,7 @@ cdef class SlotRows(SlotWriter):
             if f.kind == ARRAY:
                 place = self.places[i] + f.stride * row
             else:
-                entry = entry_of(f, self.payload, row)
-                entry[0] = <int64_t>self.end.heap_take(size)
-                for axis in range(f.ndim):
-                    entry[1 + axis] = field[1 + axis]
-                place = self.end.place(entry[0])
+                place = self.end.take_array(entry_of(f, self.payload, row), field + 1, f.ndim, size)
             if size > 0:
                 at = head.offset + FI_CACHE_HEAD + <uint64_t>field[0]
                 source = fi_cache_view(cache, at, size)
@@ -341,8 +335,7 @@ cdef class SlotRows(SlotWriter):
         cdef char *place
         cdef int64_t shape[MOST_NDIM]
         cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array
-        cdef uint64_t size, offset
-        cdef int axis
+        cdef uint64_t size
         cdef const char *fill_bytes = payload  # not read if there is no fill value
         cdef const void **sources = <const void **>PyMem_Malloc(n * (1 + f.ndim) * sizeof(int64_t))
         cdef int64_t *shapes = <int64_t *>(sources + n)
@@ -365,13 +358,9 @@ cdef class SlotRows(SlotWriter):
             size = fi_array_bytes(shape, f.ndim, n * f.itemsize)
             if size == <uint64_t>-1:
                 return False
-            offset = self.end.heap_take(size)
-            place = self.end.place(offset)
+            place = self.end.take_array(entry, shape, f.ndim, size)
             with nogil:
                 fi_pad(place, shape, f.ndim, f.itemsize, sources, shapes, n, fill_bytes)
-            entry[0] = <int64_t>offset
-            for axis in range(f.ndim):
-                entry[1 + axis] = shape[axis]
             return True
         finally:
             PyMem_Free(sources)
