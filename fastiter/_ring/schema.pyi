@@ -61,8 +61,6 @@ class Schema:
 class RowSink:
     row: int
 
-class ColumnWriter(RowSink): ...
-
-class SlotWriter(ColumnWriter):
+class SlotWriter(RowSink):
     end: WorkerRing
     def __new__(cls, end: WorkerRing, *_: Any) -> Self: ...
