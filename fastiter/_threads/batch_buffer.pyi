@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,6 +7,7 @@ from typing_extensions import Self
 
 from fastiter._ring.schema import Schema
 
+@final
 class Position:
     row: int
     rows: int

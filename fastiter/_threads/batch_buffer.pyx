@@ -116,6 +116,7 @@ cdef class RangeWriter(ColumnWriter):
         return 0
 
 
+@cython.final
 cdef class Position:
     """The row that a thread fetches; where the time for it is limited, since when, too.
 
@@ -133,16 +134,13 @@ cdef class Position:
     def __init__(self, bint is_limited=False):
         self.is_limited = is_limited
 
-    cdef void start(self, Py_ssize_t row, Py_ssize_t rows) noexcept:
+    cpdef void begin(self, Py_ssize_t row, Py_ssize_t rows) noexcept:
+        """A call for some rows begins."""
         self.row = row
         if self.is_limited:
             self.rows = rows
             self.writes = False
             self.since = fi_now_ns()
-
-    def begin(self, Py_ssize_t row, Py_ssize_t rows):
-        """A call for some rows begins."""
-        self.start(row, rows)
 
     def end(self):
         """End the time that is limited."""
@@ -246,7 +244,7 @@ cdef class BatchBuffer:
             raise ValueError(f"{n} indices are given for a batch of {self.rows} rows")
         try:
             while row < stop and not self.stopped:
-                at.start(row, 1)
+                at.begin(row, 1)
                 if at.is_limited:
                     example = PyObject_GetItem(dataset, PyLong_FromLongLong(numbers[row]))
                     if not at.may_write():
