@@ -44,7 +44,7 @@ cdef class RowWriter(ColumnRows):
     cdef void placed(self, uint32_t row, uint32_t code) noexcept
     cdef int fill_whole(self, uint32_t row) except -1
     cdef bint promise(self, uint32_t row, int64_t since) noexcept
-    cdef bint wins(self, uint32_t row, int64_t since, int64_t fetched) noexcept
+    cdef bint wins(self, uint32_t row, int64_t fetched) noexcept
     cdef void timed(self, fi_worker_stat *stat, int64_t since, int64_t fetched, int64_t index,
                     uint32_t rows, uint32_t weight) noexcept
     cdef void put_traced(self) noexcept

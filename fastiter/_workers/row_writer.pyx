@@ -266,8 +266,7 @@ cdef class RowWriter(ColumnRows):
         if not 0 <= place < <int64_t>cache.length or not self.find_stored(cache, place):
             return False
         self.fetched = fi_now_ns() if self.times_all or row == self.timed_row else self.begun
-        if self.two_steps and not self.wins(row, self.since, self.fetched):
-            fi_worker_stat_fetch_ends(self.end.stat)
+        if self.two_steps and not self.wins(row, self.fetched):
             return True
         if self.copy_stored(cache, row):
             fi_cache_add(cache, FI_CACHE_HITS, 1)
@@ -296,9 +295,7 @@ cdef class RowWriter(ColumnRows):
         Py_DECREF(example)
         if is_timed:
             self.fetched = fi_now_ns()
-        if self.two_steps and not self.wins(row, self.since, self.fetched):
-            example = None
-            fi_worker_stat_fetch_ends(stat)
+        if self.two_steps and not self.wins(row, self.fetched):
             return 0
         if self.is_whole:
             self.end.pack_row(Packed(example, placed=self.end.offset_of), row, FI_PACKED_EXAMPLE)
@@ -312,10 +309,8 @@ cdef class RowWriter(ColumnRows):
         return 0
 
     cdef int fail_row(self, uint32_t row, object error) except -1:
-        if not self.two_steps or self.wins(row, self.since, fi_now_ns()):
+        if not self.two_steps or self.wins(row, fi_now_ns()):
             self.mark(self.end.stat, row, self.store_failure(row, error))
-        else:
-            fi_worker_stat_fetch_ends(self.end.stat)
         return 0
 
     cdef object call(self, object getter, object rows, list indices):
@@ -362,8 +357,9 @@ cdef class RowWriter(ColumnRows):
         return fi_row_promise(&end.worker, &end.claim, row, since, &self.index)
 
     @cython.final
-    cdef bint wins(self, uint32_t row, int64_t since, int64_t fetched) noexcept:
-        """Owns a row that was fetched in two steps; False if another worker has been faster."""
+    cdef bint wins(self, uint32_t row, int64_t fetched) noexcept:
+        """Owns a row that was fetched in two steps; False, and its fetch ends, if another worker has
+        been faster."""
         cdef WorkerRing end = self.end
         cdef fi_event event
         if self.own_row == row:
@@ -371,10 +367,12 @@ cdef class RowWriter(ColumnRows):
         cdef bint won = fi_row_win(&end.worker, &end.claim, row)
         if won:
             self.own_row = row
+        else:
+            fi_worker_stat_fetch_ends(end.stat)
         if self.traces and (self.is_hedge or not won):
             self.put_traced()
-            event.began_ns, event.took_ns, event.index = since, fetched - since, self.index
-            event.batch = <uint32_t>end.claim.q
+            event.began_ns, event.took_ns = self.since, fetched - self.since
+            event.index, event.batch = self.index, <uint32_t>end.claim.q
             fi_trace_put(end.worker.ring, end.worker.number,
                          FI_EVENT_HEDGE if won else FI_EVENT_LOST, &event, 1)
         return won
