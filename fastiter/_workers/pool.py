@@ -110,8 +110,11 @@ class Pool:
         self.ring.reserved = spares
         self._group = WorkerGroup(self.ring, most, job, start, workers, spares)
         self._engage()
-        self._timeouts = Timeouts(dataset_timeout, self.ring, self._group, self._retries)
-        self._wait_limits: Sequence[WaitLimit] = (self._timeouts, *limits)
+        self._timeouts: Timeouts | None = None
+        self._wait_limits = [*limits]
+        if dataset_timeout is not None:
+            self._timeouts = Timeouts(dataset_timeout, self.ring, self._group, self._retries)
+            self._wait_limits.insert(0, self._timeouts)
         self._at_exit = shutdown.end_at_exit(self, lock)
 
     def open(self, lifts: bool = True) -> None:
@@ -376,7 +379,7 @@ class Pool:
             copied_out=self.copied_out,
             retired=ring.slots["retired"],
             deaths=self.restarts + self._group.hung_starts,
-            timeouts=self._timeouts.n_ended,
+            timeouts=0 if self._timeouts is None else self._timeouts.n_ended,
             hedged=ring.hedged[0],
             won=ring.hedged[1],
             abandoned=sum(w.is_abandoned for w in list(self._group.workers.values())),
@@ -415,7 +418,7 @@ class Pool:
         self.needs_check = bool(
             self.is_starting or self._retries or self._is_limiting or self._spin_end
         )
-        if self._retries and self._timeouts.is_due():
+        if self._retries and self._timeouts is not None and self._timeouts.is_due():
             self._recover_dead()
             self._timeouts.check("the next batch")
             self._take_from_ended()

@@ -55,10 +55,10 @@ class WaitLimit(Protocol):
 class Timeouts:
     """Looks at the workers' reports while `next()` waits, and with `retries` at each `next()`.
 
-    `seconds` limits one step of a worker; None sets no limit. Longer steps cause a warning. With
-    `retries` the worker is ended. A call for k rows may then take k times `seconds`, unless it
-    takes more than `seconds` and far longer than calls have taken so far. The start of a process
-    may take 30 s, or 10 times `seconds` if that is longer, with a warning before.
+    `seconds` limits one step of a worker. Longer steps cause a warning. With `retries` the worker
+    is ended. A call for k rows may then take k times `seconds`, unless it takes more than `seconds`
+    and far longer than calls have taken so far. The start of a process may take 30 s, or 10 times
+    `seconds` if that is longer, with a warning before.
 
     Time in which this process does not run (SIGSTOP, a debugger, a frozen control group) does not
     count then: while `next()` waits, what exceeds the sleep; between two calls, what exceeds half
@@ -66,7 +66,7 @@ class Timeouts:
     """
 
     def __init__(
-        self, seconds: float | None, ring: BatchScheduler, group: WorkerGroup, retries: bool = False
+        self, seconds: float, ring: BatchScheduler, group: WorkerGroup, retries: bool
     ) -> None:
         self.seconds = seconds
         self.retries = retries
@@ -84,8 +84,6 @@ class Timeouts:
     def slice(self, most: float) -> float:
         """Seconds until the next check, at most ``most``; where workers are ended, until the next
         limit passes."""
-        if self.seconds is None:
-            return most
         if not self.retries:
             return min(most, self.seconds / 2)
         now = status.now()
@@ -106,8 +104,6 @@ class Timeouts:
 
     def is_due(self) -> bool:
         """Whether a limit may have passed."""
-        if self.seconds is None:
-            return False
         now = status.now()
         if self.retries:
             self._note_running(now)
@@ -115,7 +111,6 @@ class Timeouts:
         return now >= self._due or 0 < oldest < now - self.seconds
 
     def _note_running(self, now: float) -> None:
-        assert self.seconds is not None
         self._running.runs(now, now + self.seconds / 2)
 
     # ---- what a worker does
@@ -148,7 +143,6 @@ class Timeouts:
 
     def _limit(self, worker: WorkerProcess, step: int, seconds: float) -> float:
         """Seconds after which a worker that has taken `seconds` is ended."""
-        assert self.seconds is not None
         if step == status.STARTING:
             return max(_LEAST_START_SECONDS, 10 * self.seconds)
         if step < 0 or seconds < self.seconds:
@@ -169,8 +163,6 @@ class Timeouts:
         """Warns of steps that take too long, once for each further period, or ends the worker.
         If warnings are errors, it raises them, and does not repeat them. `goal` names the aim of
         the wait."""
-        if self.seconds is None:
-            return
         now = status.now()
         self._due = now + self.seconds
         progress, is_quiet = 0, True
@@ -227,7 +219,6 @@ class Timeouts:
         self, over: list[_Late], slow: list[_Late], asked: list[WorkerProcess], goal: str
     ) -> None:
         """Ends the workers that are over their limit, and warns of slow ones."""
-        assert self.seconds is not None
         patience = _ENDED_STACK_SECONDS if self.retries else _WARNED_STACK_SECONDS
         stacks: dict[int, str] = {}
         try:
