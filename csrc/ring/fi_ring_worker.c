@@ -66,7 +66,6 @@ static void sleep_for_work(fi_worker *worker, int64_t most)
         pause_briefly();
     }
     _Atomic uint32_t *bell = worker->ring->bells + worker->number;
-    fi_worker_stat *stat = worker->ring->worker_stats + worker->number;
     int64_t since = fi_now_ns();
     fi_store_relaxed(bell, 1); /* B1 */
     fi_fence(3);               /* F3, pairs with F4: bell before the look at the board */
@@ -74,10 +73,8 @@ static void sleep_for_work(fi_worker *worker, int64_t most)
         fi_bell_cancel(bell, worker->bell_pipe);
     else
         fi_bell_sleep(bell, worker->bell_pipe, most); /* B4 */
-    int64_t took = fi_now_ns() - since;
-    FI_STAT_ADD(stat, sleep_ns, (uint64_t)took);
     if (fi_traces(worker->ring)) {
-        fi_event event = {.began_ns = since, .took_ns = took};
+        fi_event event = {.began_ns = since, .took_ns = fi_now_ns() - since};
         fi_trace_put(worker->ring, worker->number, FI_EVENT_WAIT, &event, 0);
     }
 }

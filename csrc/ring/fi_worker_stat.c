@@ -44,7 +44,6 @@ void fi_worker_stat_read(const fi_worker_stat *stat, fi_report *report)
     COPY(spills);
     COPY(claims);
     COPY(busy_ns);
-    COPY(sleep_ns);
     COPY(fetch_ns);
     COPY(write_ns);
     COPY(finish_ns);

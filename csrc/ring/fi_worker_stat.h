@@ -20,7 +20,6 @@ typedef struct fi_worker_stat {
     _Atomic uint64_t spills;                       /* rows that fitted no column */
     _Atomic uint64_t claims;                       /* ranges taken */
     _Atomic uint64_t busy_ns;                      /* time spent on ranges and finishes */
-    _Atomic uint64_t sleep_ns;                     /* time asleep for want of work */
     _Alignas(FI_CACHE_LINE) _Atomic uint32_t go; /* start number that the parent allows to begin */
     _Atomic uint32_t ready;                      /* start number whose dataset is loaded */
     _Atomic uint32_t pid;
@@ -41,7 +40,7 @@ typedef struct fi_report {
     int64_t since;
     int64_t index;
     int64_t range_since;
-    uint64_t rows, bytes, spills, claims, busy_ns, sleep_ns;
+    uint64_t rows, bytes, spills, claims, busy_ns;
     uint64_t fetch_ns, write_ns, finish_ns, cpu_ns, delay_ns;
     uint32_t ready, pid, start_error_bytes;
 } fi_report;

@@ -29,7 +29,7 @@ cdef extern from "ring/fi_worker_stat.h" nogil:
         pass
     ctypedef struct fi_report:
         int64_t since, index, range_since
-        uint64_t rows, bytes, spills, claims, busy_ns, sleep_ns
+        uint64_t rows, bytes, spills, claims, busy_ns
         uint64_t fetch_ns, write_ns, finish_ns, cpu_ns, delay_ns
         uint32_t ready, pid, start_error_bytes
     void fi_worker_stat_fetch_begins(fi_worker_stat *stat, int64_t index)
