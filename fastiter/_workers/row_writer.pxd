@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from fastiter._clib.csrc cimport fi_cpu_meter, fi_event, fi_origin, fi_worker_stat
+from fastiter._clib.csrc cimport fi_cpu_meter, fi_event, fi_origin
 from fastiter._fetch.cache_table cimport CacheTable
 from fastiter._fetch.column_rows cimport ColumnRows
 
@@ -45,9 +45,9 @@ cdef class RowWriter(ColumnRows):
     cdef int fill_whole(self, uint32_t row) except -1
     cdef bint promise(self, uint32_t row, int64_t since) noexcept
     cdef bint wins(self, uint32_t row, int64_t fetched) noexcept
-    cdef void timed(self, fi_worker_stat *stat, int64_t since, int64_t fetched, int64_t index,
-                    uint32_t rows, uint32_t weight) noexcept
+    cdef void timed(self, int64_t since, int64_t fetched, int64_t index, uint32_t rows,
+                    uint32_t weight) noexcept
     cdef void put_traced(self) noexcept
-    cdef void mark(self, fi_worker_stat *stat, uint32_t row, uint32_t code) noexcept
-    cdef void count(self, fi_worker_stat *stat, uint32_t code) noexcept
+    cdef void mark(self, uint32_t row, uint32_t code) noexcept
+    cdef void count(self, uint32_t code) noexcept
     cdef int finish(self, object batch_converter) except -1

@@ -163,10 +163,9 @@ cdef class RowWriter(ColumnRows):
                 fi_heap_trim()
             self.reader.read(self, end.claim.first, end.claim.count)
         if self.n_calls > 0:
-            self.timed(stat, self.since, self.fetched, self.index_of(end.claim.first),
-                       self.n_called, 1)
+            self.timed(self.since, self.fetched, self.index_of(end.claim.first), self.n_called, 1)
         elif self.n_gathered > 0:
-            self.timed(stat, since, since, self.index_of(end.claim.first), self.n_gathered, 1)
+            self.timed(since, since, self.index_of(end.claim.first), self.n_gathered, 1)
         self.row = -1
         self.rows = self.turn = None
         if self.traces:
@@ -282,13 +281,12 @@ cdef class RowWriter(ColumnRows):
     @cython.final
     cdef void placed(self, uint32_t row, uint32_t code) noexcept:
         if self.times_all or row == self.timed_row:
-            self.timed(self.end.stat, self.since, self.fetched, self.index, 1, self.weight)
+            self.timed(self.since, self.fetched, self.index, 1, self.weight)
         elif not self.is_single:
             self.n_gathered += 1
-        self.mark(self.end.stat, row, code)
+        self.mark(row, code)
 
     cdef int put_example(self, uint32_t row, PyObject *taken) except -1:
-        cdef fi_worker_stat *stat = self.end.stat
         cdef bint is_timed = row == self.timed_row or self.times_all
         cdef uint32_t code
         example = <object>taken
@@ -304,13 +302,13 @@ cdef class RowWriter(ColumnRows):
             code = self.store(row, example)
         example = None
         if is_timed:
-            self.timed(stat, self.since, self.fetched, self.index, 1, self.weight)
-        self.mark(stat, row, code)
+            self.timed(self.since, self.fetched, self.index, 1, self.weight)
+        self.mark(row, code)
         return 0
 
     cdef int fail_row(self, uint32_t row, object error) except -1:
         if not self.two_steps or self.wins(row, fi_now_ns()):
-            self.mark(self.end.stat, row, self.store_failure(row, error))
+            self.mark(row, self.store_failure(row, error))
         return 0
 
     cdef object call(self, object getter, object rows, list indices):
@@ -378,11 +376,11 @@ cdef class RowWriter(ColumnRows):
         return won
 
     @cython.final
-    cdef void timed(self, fi_worker_stat *stat, int64_t since, int64_t fetched, int64_t index,
-                    uint32_t rows, uint32_t weight) noexcept:
+    cdef void timed(self, int64_t since, int64_t fetched, int64_t index, uint32_t rows,
+                    uint32_t weight) noexcept:
         """Rows were fetched from `since` to `fetched`, and written from then until now."""
         cdef int64_t wrote = fi_now_ns() - fetched
-        fi_worker_stat_sampled(stat, weight * (fetched - since), weight * wrote)
+        fi_worker_stat_sampled(self.end.stat, weight * (fetched - since), weight * wrote)
         if not self.traces or self.is_hedge:  # which `wins` has recorded
             return
         if self.traced_rows == 0:
@@ -410,15 +408,15 @@ cdef class RowWriter(ColumnRows):
         self.traced_rows = 0
 
     @cython.final
-    cdef void mark(self, fi_worker_stat *stat, uint32_t row, uint32_t code) noexcept:
-        fi_worker_stat_fetch_ends(stat)
-        self.count(stat, code)
+    cdef void mark(self, uint32_t row, uint32_t code) noexcept:
+        fi_worker_stat_fetch_ends(self.end.stat)
+        self.count(code)
         fi_row_done(&self.end.worker, &self.end.claim, row, code)
 
     @cython.final
-    cdef void count(self, fi_worker_stat *stat, uint32_t code) noexcept:
+    cdef void count(self, uint32_t code) noexcept:
         cdef uint32_t rows = self.n_answered if self.is_whole else 1
-        fi_worker_stat_count(stat, rows, self.row_bytes if code == FI_ROW_OK else 0,
+        fi_worker_stat_count(self.end.stat, rows, self.row_bytes if code == FI_ROW_OK else 0,
                              rows if code == FI_SPILL else 0)
 
     # ---- finish

@@ -110,12 +110,12 @@ cdef class PartWriter(RowWriter):
                                       if codes[row] == FI_SPILL else FI_PACKED_ERROR)
             for row in won:
                 code = codes[row - first]
-                self.count(end.stat, code)
+                self.count(code)
                 fi_row_done(&end.worker, claim, row, code)
         except Exception as error:  # or no memory, for example
             for row in won:
                 if fi_row_code(end.worker.ring, claim.slot, row, claim.q) == FI_OWNED:
-                    self.mark(end.stat, row, self.store_failure(row, error))
+                    self.mark(row, self.store_failure(row, error))
         fi_worker_stat_sampled(end.stat, fetch_ns, fi_now_ns() - since)
         fi_worker_stat_busy(end.stat, fetch_ns + fi_now_ns() - since)
         if fi_worker_finishes(&end.worker, claim):
