@@ -282,11 +282,7 @@ cdef class StreamRing(ParentRing):
 
     def is_ready(self):
         """Whether `take_samples` would have something."""
-        cdef uint32_t reader
-        for reader in range(self.arena.ring.geometry.workers):
-            if not self.is_drained(reader):
-                return True
-        return False
+        return not all(map(self.is_drained, range(self.arena.ring.geometry.workers)))
 
     def has_ended(self, uint32_t reader):
         """Whether the reader has published its end, and all samples before it were taken."""
