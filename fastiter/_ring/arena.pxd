@@ -18,7 +18,6 @@ cdef class Arena:
     cdef int event_ends[2]
     cdef int map(self, fi_geometry *geometry) noexcept
     cdef int reach(self, uint32_t slot, uint64_t bytes) except -1
-    cdef int reach_all(self, uint32_t slot, uint64_t *bytes) except -1
 
 
 cdef class WorkerRing:

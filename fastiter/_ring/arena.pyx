@@ -149,10 +149,6 @@ cdef class Arena:
         """Sees to it that a slot is mapped up to `bytes`. By the one who uses the ring."""
         return check(fi_slot_reach(&self.ring, slot, bytes), "mapping a batch", bytes)
 
-    cdef int reach_all(self, uint32_t slot, uint64_t *bytes) except -1:
-        """The same for all that has memory: `bytes`."""
-        return check(fi_slot_reach_all(&self.ring, slot, bytes), "mapping a batch", bytes[0])
-
     @property
     def descriptors(self):
         """The descriptors that this process has open for it."""
@@ -272,7 +268,8 @@ cdef class WorkerRing:
 
     cdef char *whole_payload(self, uint64_t *bytes) except NULL:
         """The current slot, mapped as far as it has memory, and how far that is."""
-        self.arena.reach_all(self.claim.slot, bytes)
+        cdef int rc = fi_slot_reach_all(&self.arena.ring, self.claim.slot, bytes)
+        check(rc, "mapping a batch", bytes[0])
         return self.payload(bytes[0])
 
     cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF:
