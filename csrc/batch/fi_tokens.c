@@ -171,6 +171,11 @@ static int64_t length_of(const fi_tokens *tokens, int64_t document)
     return length;
 }
 
+static bool ends_document(const fi_tokens *tokens, const fi_segment *segment)
+{
+    return segment->start + segment->length >= length_of(tokens, segment->document);
+}
+
 /* The labels of a segment. next: the segment whose first token follows; or NULL. */
 static void write_labels(const fi_tokens *tokens, const fi_row_format *f, const fi_segment *segment,
                          const fi_segment *next, int64_t *out)
@@ -181,7 +186,7 @@ static void write_labels(const fi_tokens *tokens, const fi_row_format *f, const 
         out[0] = f->ignored;
         return;
     }
-    if (segment->start + segment->length >= length_of(tokens, segment->document)) {
+    if (ends_document(tokens, segment)) {
         known--;
         if (next != NULL)
             read_document(tokens, next->document, next->start, 1, out + known);
@@ -189,11 +194,6 @@ static void write_labels(const fi_tokens *tokens, const fi_row_format *f, const 
             out[known] = f->ignored;
     }
     read_document(tokens, segment->document, segment->start + 1, known, out);
-}
-
-static bool ends_unlabelled(const fi_tokens *tokens, const fi_segment *segment, const fi_segment *next)
-{
-    return next == NULL && segment->start + segment->length >= length_of(tokens, segment->document);
 }
 
 size_t fi_field_width(const fi_tokens *tokens, int field)
@@ -294,7 +294,7 @@ static void write_row(const fi_tokens *tokens, const fi_row_format *f, int field
         case FI_FIELD_LOSS:
             for (i = 0; i < count; i++)
                 ((float *)out)[i] = 1.0f;
-            if (f->shifts ? ends_unlabelled(tokens, segment, following) : begins)
+            if (f->shifts ? following == NULL && ends_document(tokens, segment) : begins)
                 ((float *)out)[f->shifts ? count - 1 : 0] = 0.0f;
             break;
         default: /* nothing is added to documents that have aligned columns */
