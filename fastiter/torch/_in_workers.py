@@ -87,11 +87,9 @@ class WorkersIterator(LoaderIterator):
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0 where there are workers")
         # What is delivered out of order can be told at that time only.
-        own = loader._own_arguments
-        self._interval = own.snapshot_every_n_steps if loader.in_order else 1
+        self._interval = loader._own_arguments.snapshot_every_n_steps if loader.in_order else 1
         self._asks_first = self._is_iterable or is_stateful(self._dataset)
-        limits = own.dataset_timeout, own.hedge
-        self._shares_rows = loader._adjusts_workers or limits != (None, None)
+        self._shares_rows = loader._shares_rows
         if loader._adjusts_workers:
             # Batches whose rows workers cannot share are theirs in turns: of those that stay.
             self._num_workers = min(loader.num_workers, first_workers(usable_cpus()))

@@ -315,6 +315,9 @@ persistent_workers, pin_memory_device, in_order
                 self._check_shared_rows(f"{name}={getattr(own, name)}")
         if self._adjusts_workers:
             self._check_shared_rows("num_workers='auto'")
+        # Whether all workers fetch examples of a batch.
+        limits = own.dataset_timeout, own.hedge
+        self._shares_rows = self._adjusts_workers or limits != (None, None)
         own.return_indices = checked_flag("return_indices", return_indices)
         if own.return_indices and is_iterable:
             raise ValueError(

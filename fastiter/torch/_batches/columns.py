@@ -137,9 +137,7 @@ def fetched(loader: Any) -> Any:
     while (found := torchs_subset(base)) is not None:
         base = found[0]
     # Of rows that workers share some may be made as examples, with tensors, and some as arrays.
-    own = loader._own_arguments
-    is_shared = loader._adjusts_workers or (own.dataset_timeout, own.hedge) != (None, None)
-    if _is_whole(base) and not is_shared and _joins_columns(loader):
+    if _is_whole(base) and not loader._shares_rows and _joins_columns(loader):
         return TensorRows(dataset)
     return dataset
 
