@@ -21,7 +21,7 @@ from fastiter.torch._batches.collate import (
     ColumnsCollate,
     collate,
     collate_by,
-    converter_for,
+    collate_of,
     is_default,
     stack_again,
     table_now,
@@ -55,7 +55,8 @@ class WholeBatches:
         self._kind = iterator._dataset_kind
         self._is_iterable = iterator._is_iterable
         self._auto_collation = iterator._auto_collation
-        self._collate_fn = iterator._collate_fn
+        self._collate_fn = collate_of(iterator._collate_fn, self.dataset, self._auto_collation)
+        self._has_default = self._auto_collation and is_default(self._collate_fn)
         self._drop_last = iterator._drop_last
         self._pin_memory = iterator._pin_memory
         self._pin_memory_device = iterator._pin_memory_device
@@ -67,11 +68,10 @@ class WholeBatches:
         #: whether the dataset, or its iterator, has a state
         self.is_stateful = is_any_stateful(self.fetcher, self.dataset)
         self._columns: ColumnGatherer | None = None
-        self._converter = converter_for(self._collate_fn, self.dataset)
-        if self._auto_collation and isinstance(self._converter, ConcatConverter):
+        if isinstance(self._collate_fn, ConcatConverter):
             plain = plain_columns(self.dataset)
             if plain is not None and plain.is_arrow:
-                self._columns = ColumnGatherer(plain, self._converter.padding)
+                self._columns = ColumnGatherer(plain, self._collate_fn.padding)
         if iterator._seeds_examples:
             self.fetcher.dataset = Seeded(self.dataset)
 
@@ -118,8 +118,8 @@ class WholeBatches:
         if rows is not None:
             return rows.batch(indices) if table_now() == self._table else None
         batch = None if columns is None else columns.gather(indices)
-        if batch is not None and isinstance(self._converter, ColumnsCollate):
-            return self._converter.tensors_of(batch)
+        if batch is not None and isinstance(self._collate_fn, ColumnsCollate):
+            return self._collate_fn.tensors_of(batch)
         return batch
 
     def _fetched_of_map(self, plan: Plan, policy: KeyPolicy | None, origin: Any) -> Any:
@@ -158,9 +158,7 @@ class WholeBatches:
         return self._collate([*examples] if self._auto_collation else examples[0])
 
     def _collate(self, examples: Any) -> Any:
-        if self._auto_collation and isinstance(self._converter, ConcatConverter):
-            return self._converter(examples)
-        if self._auto_collation and is_default(self._collate_fn):
+        if self._has_default:
             return collate(_default_collate, examples, self._keys)
         return self._collate_fn(examples)
 
