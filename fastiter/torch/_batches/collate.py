@@ -181,18 +181,13 @@ class SharedCollate(CallableConverter):
     `default_collate` is not called where the columns of the rows are its result."""
 
     def __init__(self, collate_fn: Any, tolerates: bool, is_batch: bool) -> None:
-        super().__init__(self._call, tolerates)
+        super().__init__(self.convert, tolerates)
         self._collate_fn, self._is_batch = collate_fn, is_batch
         self._columns = DefaultCollate() if is_batch and is_default(collate_fn) else None
         self._fitting: tuple[Schema | None, bool] = None, False  # the last schema, and whether
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedCollate, (self._collate_fn, self.tolerates, self._is_batch)
-
-    def _call(self, examples: list[Any], device: None) -> Any:
-        if self._columns is not None:
-            return self._columns.convert(examples, [None] * len(examples))
-        return self._collate_fn(examples if self._is_batch else examples[0])
 
     def _are_columns(self, schema: Schema | None) -> bool:
         if self._columns is None or schema is None:
@@ -209,10 +204,11 @@ class SharedCollate(CallableConverter):
             return None
         return self._columns.from_columns(lease)
 
-    def convert(self, examples: list[Any], indices: Indices) -> Any:
+    def convert(self, examples: list[Any], indices: Any) -> Any:
+        """The batch; in a worker, which calls it as a converter, without indices."""
         if self._columns is not None:
-            return self._columns.convert(examples, indices)
-        return self._call(examples, None)
+            return self._columns.convert(examples, () if indices is None else indices)
+        return self._collate_fn(examples if self._is_batch else examples[0])
 
 
 def shared_converter(
