@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastiter._fetch.dataset_access import is_fetched_one_by_one
-from fastiter._fetch.seeded import SeededExamples
+from fastiter._fetch.seeded import SeededExamples, SingleExamples
 from fastiter._order.example_context import ExampleContext, each
 from fastiter._plan.state import SkipState
 from fastiter._util.failures import Failure, is_skippable, merged
@@ -119,12 +119,10 @@ class Numbered:
     def _tried(self, dataset: Any) -> tuple[list[Any], list[tuple[int, Exception]]]:
         examples: list[Any] = []
         failed: list[tuple[int, Exception]] = []
+        single = SingleExamples(dataset)
         for row, key in enumerate(each(self.keys)):
             try:
-                if hasattr(type(dataset), "__getitem__"):
-                    examples.append(dataset[key])
-                else:
-                    examples.append(dataset.__getitems__([key])[0])
+                examples.append(single[key])
             except Exception as error:
                 failed.append((row, error))
         return examples, failed
