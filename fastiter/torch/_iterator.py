@@ -200,6 +200,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             self._stays_in_step = getattr(sampler, "num_replicas", 1) > 1
 
     def _keys_of(self, main: dict[str, Any] | None) -> Any:
+        sampler, generators, batched = self._index_sampler, self._generators, self._auto_collation
         iterator, rows = self._sampler_iter, epoch_rows(self._dataset)
         if self._owner is not None:
             if self._first_yielded:
@@ -207,9 +208,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
                     f"{self._first_yielded} batches were drawn from this iterator by other code, "
                     "of which fastiter's samplers know nothing: load a state_dict() of the loader"
                 )
-            is_seeded = self._seeds_examples
-            return EpochKeys(self._index_sampler, self._auto_collation, is_seeded, rows)
-        sampler, generators, batched = self._index_sampler, self._generators, self._auto_collation
+            return EpochKeys(self._owner, sampler, batched, self._seeds_examples, rows)
         moved = 0 if main is not None or self._is_iterable else self._first_yielded
         return SamplerKeys(sampler, iterator, generators, main, rows, moved, batched)
 

@@ -25,13 +25,12 @@ from fastiter._util.concurrency import made_once, renew_in_child
 from fastiter._util.cpus import usable_cpus
 from fastiter.datasets.stream_dataset import shard_counts
 from fastiter.iterators._addresses import Address
-from fastiter.torch._orders.keys import owner_of
+from fastiter.torch._orders.samplers import EpochOwner
+from fastiter.torch._state import LastIteration, drawn_from
 
 if TYPE_CHECKING:
     from fastiter._engine.processes import ProcessExecutor
     from fastiter._ring.schema import Schema
-    from fastiter.torch._orders.samplers import EpochOwner
-    from fastiter.torch._state import LastIteration
 
     shown = made_once
 else:
@@ -199,7 +198,8 @@ class LoaderReports:
     @property
     def _owner(self) -> EpochOwner | None:
         """The `Order` or `Batches` that the keys come from."""
-        return owner_of(self._index_sampler)
+        sampler = drawn_from(self._index_sampler)
+        return sampler if isinstance(sampler, EpochOwner) else None
 
     def _own_iterator(self) -> Any:
         """The one of the last iteration, if it lives."""

@@ -21,19 +21,13 @@ from fastiter.torch._orders.samplers import (
     is_of_fastiter,
     ranks_of,
 )
-from fastiter.torch._state import Resume, check_missing, drawn_from
+from fastiter.torch._state import Resume, check_missing
 
 if TYPE_CHECKING:
     from fastiter._plan.epochs import Planner
     from fastiter._plan.state import State
 
 _MOST_KEPT = 256  # plans: as many as batches are planned ahead, as a rule
-
-
-def owner_of(index_sampler: Any) -> EpochOwner | None:
-    """The `Order` or `Batches` whose keys a loader's index sampler gives; else None."""
-    inner = drawn_from(index_sampler)
-    return inner if isinstance(inner, EpochOwner) else None
 
 
 def adopted(
@@ -154,9 +148,9 @@ class EpochKeys:
     number: int | None = None  #: of the epoch
     _planner: Planner | None = None  # once batches were planned
 
-    def __init__(self, index_sampler: Any, is_batched: bool, is_seeded: bool, rows: Any) -> None:
-        owner = owner_of(index_sampler)
-        assert owner is not None
+    def __init__(
+        self, owner: EpochOwner, index_sampler: Any, is_batched: bool, is_seeded: bool, rows: Any
+    ) -> None:
         self._owner, self._is_batched, self._is_seeded = owner, is_batched, is_seeded
         self._size: int | None = None
         self._drops = False
