@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -185,19 +186,14 @@ class Plans(TurnPlanQueue):
         active = (worker for worker in workers if self.progress.is_active[worker])
         if self.in_order:
             return next(active, None)
-        return min(active, key=self.pending_by_worker().__getitem__, default=None)
+        pending = Counter(plan.state.last_worker for plan in self._batches(None))
+        return min(active, key=pending.__getitem__, default=None)
 
     def pending(self, delivered: Plan | None = None) -> list[tuple[int, int, int]]:
         """The batches that were planned and not delivered: number of each, the keys before it, and
         its keys; ``delivered`` counts as delivered."""
         states = [plan.state for plan in self._batches(delivered)]
         return [(one.position - 1, one.n_keys - one.size, one.size) for one in states]
-
-    def pending_by_worker(self) -> list[int]:
-        counts = [0] * self.n_workers
-        for plan in self._batches(None):
-            counts[plan.state.last_worker] += 1
-        return counts
 
     def keys_by_worker(self, delivered: Plan | None = None) -> list[int]:
         """Number of keys in each worker's delivered batches, ``delivered`` among them."""
