@@ -104,19 +104,14 @@ class WorkersIterator(LoaderIterator):
     def _rows_of(self, loader: Any) -> tuple[int, Any]:
         """Most examples in a batch from columns, and its converter; 0 if whole batches have to be
         made one by one."""
-        rows = self._most_rows()
-        if self._shares_rows:
-            return rows if self._auto_collation else 1, shared_converter(
-                loader.collate_fn, self._dataset, self._policy is not None, self._auto_collation
-            )
-        if (
-            not self._auto_collation
-            or self._is_iterable
-            or isinstance(self._dataset, MapDataPipe)
-            or is_stateful(self._dataset)
-        ):
-            return 0, None
+        rows, is_batch = self._most_rows(), self._auto_collation
         tolerates = self._policy is not None
+        converter: Any
+        if self._shares_rows:
+            converter = shared_converter(loader.collate_fn, self._dataset, tolerates, is_batch)
+            return rows if is_batch else 1, converter
+        if not is_batch or self._asks_first or isinstance(self._dataset, MapDataPipe):
+            return 0, None
         converter = converter_for(loader.collate_fn, self._dataset, tolerates)
         return (0, None) if converter is None else (rows, converter)
 
