@@ -229,8 +229,7 @@ def collate_of(collate_fn: Any, dataset: Any, is_batch: bool) -> Any:
 
 def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | None:
     """The columns for batches like this one; None if they cannot be made from columns."""
-    schema: Schema | None = derive_schema(examples, rows)
-    assert schema is not None
+    schema = derive_schema(examples, rows)
     if isinstance(converter, ConcatConverter):
         return schema if schema.has_ragged_fields or _are_columns(schema, _COLUMNS) else None
     if isinstance(converter, ExamplesCollate):
@@ -238,9 +237,8 @@ def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | N
         return schema if is_plain else None
     if not has_torchs_table():
         return None
-    if not _are_columns(schema, _COLUMNS):
-        schema = derive_tree(examples, rows)
-    return schema if schema is not None and _holds_tensors(schema, {*_COLUMNS, TEXT}) else None
+    tree = schema if _are_columns(schema, _COLUMNS) else derive_tree(examples, rows)
+    return tree if tree is not None and _holds_tensors(tree, {*_COLUMNS, TEXT}) else None
 
 
 def _is_contiguous(value: Any) -> bool:
