@@ -141,7 +141,6 @@ class _WholeBatchMaker:
         self._epoch = -1
         self.error: ExceptionWrapper | None = None
         self._dataset = job.dataset
-        self._shared = torch.Generator()
         has_default = job.auto_collation and is_default(job.collate_fn)
         use_own_functions()
         join = functools.partial(stack, take_memory=end.take_memory)
@@ -196,8 +195,8 @@ class _WholeBatchMaker:
         """Begin an epoch: the first one of this process from the state that was loaded."""
         job = self._job
         if isinstance(self._dataset, IterDataPipe) and request.shared_seed is not None:
-            self._shared.manual_seed(request.shared_seed)
-            self._dataset = apply_random_seed(self._dataset, self._shared)
+            shared = torch.Generator().manual_seed(request.shared_seed)
+            self._dataset = apply_random_seed(self._dataset, shared)
         loaded = job.states[self._number] if self._epoch < 0 and request.epoch == 0 else None
         self._start = loaded or (None, 0)
         self._go_to_start()
