@@ -54,6 +54,8 @@ def facts_of(
 ) -> dict[str, Any]:
     """Facts that decide the batches of an epoch; without ``counts`` no lengths are among them.
     ``generators`` are those of the loader, if they are known."""
+    if loader._owner is not None:  # the record of its place tells the rest
+        return _facts_of_orders(loader)
     sampler = drawn_from(loader._index_sampler)
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     module = type(sampler).__module__.replace("__mp_main__", "__main__")  # in a spawned process
@@ -62,8 +64,6 @@ def facts_of(
     names = _TORCHS_FACTS if is_known else _FACTS
     named = {name: given[name] for name in names if type(given.get(name)) in (bool, int)}
     source = given.get("data_source", given.get("dataset"))
-    if loader._owner is not None:  # the record of its place tells the rest
-        return _facts_of_orders(loader)
     n = None if is_iterable else length_of(loader.dataset)
     n_drawn = n if source is loader.dataset else length_of(source)
     # len() of a dataset may be slow: each call of these samplers' len() is one.
