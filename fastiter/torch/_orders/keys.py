@@ -165,14 +165,14 @@ class EpochKeys:
         self._plans: dict[int, tuple[State, Any]] = {}  # with the states before them
         self.loaded = owner._loaded  #: record that the iteration goes on from
         if self.loaded is not None:
-            self._begin(self.loaded)
+            self._begin()
             before = self._base.position // owner.num_replicas - self._n_ahead()
             self.first = max(0, self._base.step - len(self._ahead)), max(0, before)
 
-    def _begin(self, loaded: LoadedRecord | None) -> Planner:
+    def _begin(self) -> Planner:
         planner = self._owner.planner(self._owner.epoch, self._size, self._is_seeded)
-        if loaded is not None:
-            snapshot = loaded.go_to(planner)
+        if self.loaded is not None:
+            snapshot = self.loaded.go_to(planner)
             self._ahead = [*snapshot.ahead[1]] if snapshot.ahead else []
         self._planner, self._base = planner, planner.state
         self.cutter = SimpleNamespace(batch_size=planner.batch_size)
@@ -195,7 +195,7 @@ class EpochKeys:
         owner, loaded, planner = self._owner, self.loaded, self._planner
         if self.number is None:
             if planner is None:
-                planner = self._begin(None)
+                planner = self._begin()
             elif owner._loaded is not loaded or (not loaded and owner.epoch != planner.last_epoch):
                 return False
             self.number = planner.last_epoch
@@ -217,7 +217,7 @@ class EpochKeys:
         return n_planned, n_keys, size, rows if self._is_batched else int(rows[0])
 
     def plan(self, number: int) -> Any:
-        planner = self._planner or self._begin(None)
+        planner = self._planner or self._begin()
         place = number - self.first[0] - len(self._ahead)
         if place < 0:
             return self._ahead[place]
