@@ -25,10 +25,6 @@ from fastiter.torch._state import generator_of
 if TYPE_CHECKING:
     from fastiter._stats.iterator_stats import IteratorStats
 
-    _Base = _loader.DataLoader[Any]
-else:
-    _Base = _loader.DataLoader
-
 _torchs = _loader._torchs
 
 
@@ -361,7 +357,7 @@ def _new_of_torchs() -> Any:
     return _torchs.__new__(_torchs)
 
 
-class ProgramLoader(_Base, metaclass=abc.ABCMeta):
+class ProgramLoader(_loader.DataLoader[Any], metaclass=abc.ABCMeta):
     """`fastiter.torch.DataLoader` where the program says torch's: what fastiter refuses is left to
     torch's class, and the record says why. Loaders of torch's class are instances of it, too."""
 
