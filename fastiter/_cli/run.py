@@ -10,6 +10,7 @@ import argparse
 import atexit
 import builtins
 import contextlib
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         return error.status
     except BaseException as error:
         report.status = _status_of(error)
-        sys.excepthook = _Hook(sys.excepthook, error)
+        sys.excepthook = functools.partial(_print_error, sys.excepthook, error)
         raise
     return 0
 
@@ -150,21 +151,16 @@ def _runs(names: dict[str, Any]) -> bool:
     return names is globals() or names.get("__name__", "").startswith("importlib")
 
 
-class _Hook:
-    """Prints the exception of the program by the program's own hook, without the frames by which it
+def _print_error(hook: Any, of_program: BaseException, kind: Any, error: Any, trace: Any) -> None:
+    """Print the exception of the program by the program's own hook, without the frames by which it
     was run."""
-
-    def __init__(self, hook: Any, error: BaseException) -> None:
-        self._hook, self._error = hook, error
-
-    def __call__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is self._error:
-            while trace is not None and trace.tb_frame.f_globals is not globals():
-                trace = trace.tb_next
-            while trace is not None and _runs(trace.tb_frame.f_globals):
-                trace = trace.tb_next
-            error.__traceback__ = sys.last_traceback = trace  # None: it does not compile
-        self._hook(kind, error, trace)
+    if error is of_program:
+        while trace is not None and trace.tb_frame.f_globals is not globals():
+            trace = trace.tb_next
+        while trace is not None and _runs(trace.tb_frame.f_globals):
+            trace = trace.tb_next
+        error.__traceback__ = sys.last_traceback = trace  # None: it does not compile
+    hook(kind, error, trace)
 
 
 # ---- the patch -----------------------------------------------------------------------------------
