@@ -260,7 +260,6 @@ class TokenDataset(BatchedDataset):
         self._planner = RowPlanner(
             source, self._method, self._length, words=self._words, **self._arguments
         )
-        self._width = length
         self._columns: dict[str, Any] = {}
         for field in self._fields:
             if field == _OFFSETS and field not in self._aligned:
@@ -387,7 +386,7 @@ class TokenDataset(BatchedDataset):
     def __fastiter_columns__(self) -> Columns:
         columns = tuple(SourceColumn(column) for column in self._columns.values())
         fills: dict[str, Any] = {}
-        if self._width is None:
+        if self._length is None:
             values = {"input_ids": self._format["pad"], "labels": self._format["ignored"]}
             fills = {
                 name: values.get(name, -1 if name == "document_ids" else 0)
