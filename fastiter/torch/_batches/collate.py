@@ -120,14 +120,13 @@ class ColumnsCollate(ConcatConverter):
     concat_examples' rules and the dataset's padding, as tensors."""
 
     def from_columns(self, lease: Lease) -> Any:
-        columns = super().from_columns(lease)
-        return None if columns is None else self.tensors_of(columns)
+        return self.tensors_of(super().from_columns(lease))
 
     def convert(self, examples: list[Any], indices: Indices | None) -> Any:
         return self.tensors_of(super().convert(examples, indices))
 
     def tensors_of(self, columns: Any) -> Any:
-        """The arrays of a batch as tensors; lists stay what they are."""
+        """The arrays of a batch as tensors; lists, and None, stay what they are."""
         if isinstance(columns, dict):
             return {name: self.tensors_of(column) for name, column in columns.items()}
         return torch.from_numpy(columns) if isinstance(columns, np.ndarray) else columns
