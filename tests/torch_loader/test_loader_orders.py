@@ -598,3 +598,5 @@ def test_copies_of_orders():
     first = [next(iterator) for _ in range(5)]
     other = pickle.loads(pickle.dumps(order))
     assert first and list(other) == list(order)
+    packed = Order(ShuffleOrderSampler(3), TokenDataset([[1] * 9] * 20, 16, packing="bfd", seed=0))
+    assert list(pickle.loads(pickle.dumps(packed))) == list(packed)

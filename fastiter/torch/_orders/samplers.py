@@ -412,12 +412,13 @@ class _NamedRows:
     """Rows of a dataset that has other rows in each epoch, and whose indices tell the epoch."""
 
     def __init__(self, dataset: Any) -> None:
-        self._epochs: Any = epochs_of(dataset)
+        self._dataset = dataset
 
     def numbers(self, indices: Any) -> Any:
         """The number in its epoch of each index."""
+        epochs: Any = epochs_of(self._dataset)
         found = [
-            self._epochs.rows_of((int(index) >> EPOCH_SHIFT) - 1).numbers(np.array([index]))
+            epochs.rows_of((int(index) >> EPOCH_SHIFT) - 1).numbers(np.array([index]))
             for index in indices
         ]
         return np.concatenate(found)
