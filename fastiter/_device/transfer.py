@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastiter._device.cupy import (
-    CUT_OFF,
-    allocate,
-    import_cupy_for,
-    leak_after_fork,
-    on_device,
-)
+from fastiter._device.cupy import CUT_OFF, allocate, import_cupy_for, leak_after_fork, on_device
 from fastiter._device.devices import GpuDevice
 from fastiter._device.pinned import CupyCuda, Registration
 from fastiter._util.concurrency import WeakObjects

@@ -8,11 +8,4 @@ from __future__ import annotations
 from fastiter.images._datasets import ImageFiles, ImageFolder, decode
 from fastiter.images._transforms import RandomResizedCrop, Resize, ResizeCenterCrop
 
-__all__ = [
-    "ImageFiles",
-    "ImageFolder",
-    "RandomResizedCrop",
-    "Resize",
-    "ResizeCenterCrop",
-    "decode",
-]
+__all__ = ["ImageFiles", "ImageFolder", "RandomResizedCrop", "Resize", "ResizeCenterCrop", "decode"]

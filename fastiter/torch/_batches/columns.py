@@ -9,12 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastiter._fetch.dataset_access import (
-    Columns,
-    SourceColumn,
-    is_torchs_dataset,
-    torchs_subset,
-)
+from fastiter._fetch.dataset_access import Columns, SourceColumn, is_torchs_dataset, torchs_subset
 from fastiter._util.loaded import loaded
 from fastiter.datasets._arrow_sources import is_changed
 from fastiter.iterators._batch_maker import concat_of

@@ -14,13 +14,7 @@ from fastiter._plan.missing import record_of_all
 from fastiter._plan.record import filled_record, loaded_cut, packed
 from fastiter.iterators._addresses import Preview
 from fastiter.torch._orders.places import LoadedRecord, recorded, shortened
-from fastiter.torch._orders.samplers import (
-    Batches,
-    EpochOwner,
-    Order,
-    is_of_fastiter,
-    ranks_of,
-)
+from fastiter.torch._orders.samplers import Batches, EpochOwner, Order, is_of_fastiter, ranks_of
 from fastiter.torch._state import Resume, check_missing
 
 if TYPE_CHECKING:
