@@ -10,17 +10,15 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fastiter._device.cupy import CUT_OFF, allocate, import_cupy_for, leak_after_fork, on_device
 from fastiter._device.devices import GpuDevice
 from fastiter._device.pinned import CupyCuda, Registration
+from fastiter._ring.arena import Arena
 from fastiter._util.concurrency import WeakObjects
-
-if TYPE_CHECKING:
-    from fastiter._ring.arena import Arena
 
 _N_STAGING = 3  # While one staging buffer is filled, copies from the others may be pending.
 

@@ -10,13 +10,11 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from fastiter._clib import status
 from fastiter._stats import bottleneck, timer
-
-if TYPE_CHECKING:
-    from fastiter._stats.iterator_stats import IteratorStats
+from fastiter._stats.iterator_stats import IteratorStats
 
 FIRST_PREFETCH = 2
 MOST_PREFETCH = 16

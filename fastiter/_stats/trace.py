@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from fastiter._stats import timer
 from fastiter._util.arguments import checked_path
 from fastiter._util.concurrency import items_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+from fastiter._util.context import Self
 
 _MOST_CALLS = 200_000  # of next(), the last ones
 _LOOP = 1  # thread number of the loop; viewers take 0 for the idle thread

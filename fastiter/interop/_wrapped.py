@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fastiter._util.context import Self
 from fastiter.dataset.iterator import Iterator
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Wrapped(Iterator):

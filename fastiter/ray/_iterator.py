@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import ray
 
 from fastiter._clib import status
+from fastiter._engine.executor import Executor
 from fastiter._stats.stats import LoaderStats, NodeStats
 from fastiter._util.arguments import checked_int, checked_seconds
 from fastiter._util.warn import warn_caller
@@ -18,13 +19,10 @@ from fastiter._workers.pool import Pool
 from fastiter._workers.process import WorkerProcess
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import checked_auto
+from fastiter.iterators._stream_parts import PartStore
 from fastiter.iterators.multiprocess import MultiprocessIterator
 from fastiter.ray._helper import ClusterJob
 from fastiter.ray._shared import Cell, ClusterError, image_of
-
-if TYPE_CHECKING:
-    from fastiter._engine.executor import Executor
-    from fastiter.iterators._stream_parts import PartStore
 
 _MOST_WORKERS = 4096
 _FIRST_WORKERS = 2  # of 'auto'

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fastiter._fetch.dataset_access import epochs_of
 from fastiter._plan.epoch_sampler import Cutting, Epoch, EpochSampler, Key, Limit, SamplerRecord
@@ -14,10 +15,7 @@ from fastiter.iterators.samplers._batches import epoch_by_cuttings
 from fastiter.iterators.samplers._orders import CompactOrder
 from fastiter.tokens._dataset import TokenDataset
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Indices = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 
 
 class TokenBatchSampler(EpochSampler):

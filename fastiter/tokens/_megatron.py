@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
 from fastiter._fetch.token_column import MOST_TOKENS, TokenColumn
-from fastiter._fetch.token_rows import RowPlanner
+from fastiter._fetch.token_rows import RowPlanner, TokenSource
 from fastiter._util.arguments import checked_flag, checked_int, checked_names, checked_optional_int
 from fastiter.dataset.mixin import row_at
 from fastiter.datasets._batched import BatchedDataset
 from fastiter.tokens._sources import checked_integers, files_of, open_source, paths_of
-
-if TYPE_CHECKING:
-    from fastiter._fetch.token_rows import TokenSource
 
 _FIELDS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 _THRESHOLD = 0.8  # of an epoch's samples, below which the last epoch is shuffled for itself

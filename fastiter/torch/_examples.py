@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fastiter._fetch.dataset_access import is_fetched_one_by_one
 from fastiter._fetch.seeded import SeededExamples, SingleExamples
-from fastiter._order.example_context import ExampleContext, each
+from fastiter._order.example_context import ExampleContext, Seed, each
+from fastiter._order.plan import Plan
 from fastiter._plan.state import SkipState
 from fastiter._util.failures import Failure, is_skippable, merged
 from fastiter.iterators._skips import SkipPolicy
 from fastiter.torch._keys import SoleKey, keys_of
-
-if TYPE_CHECKING:
-    from fastiter._order.example_context import Seed
-    from fastiter._order.plan import Plan
 
 
 class KeyPolicy(SkipPolicy):

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.autograd import _profiler_enabled
@@ -15,10 +16,11 @@ from torch.utils.data import BatchSampler
 from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data.graph_settings import apply_random_seed
 
+from fastiter._engine.executor import Executor
 from fastiter._engine.loop import Loop
 from fastiter._fetch.dataset_access import tokens_of
 from fastiter._order.plan import Plan
-from fastiter._plan.state import SkipState
+from fastiter._plan.state import Skipped, SkipState
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.failures import AllSkipped, Failure, capture
 from fastiter.iterators._skips import batch_of_none
@@ -43,12 +45,6 @@ from fastiter.torch._state import (
     set_states,
     states_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fastiter._engine.executor import Executor
-    from fastiter._plan.state import Skipped
 
 
 class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):

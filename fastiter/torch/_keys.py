@@ -9,7 +9,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,10 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from fastiter._fetch.dataset_access import epochs_of, is_stateful
+from fastiter._fetch.epoch_rows import EpochRows
 from fastiter._order.permutation import example_seeds
+from fastiter._order.plan import Plan
 from fastiter.torch._state import drawn_from, is_own, is_permutation, state_if_any, states_of
-
-if TYPE_CHECKING:
-    from fastiter._fetch.epoch_rows import EpochRows
-    from fastiter._order.plan import Plan
 
 
 class SoleKey(list[Any]):

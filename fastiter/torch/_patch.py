@@ -14,16 +14,14 @@ import types
 import weakref
 from collections.abc import Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fastiter._stats.iterator_stats import IteratorStats
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.warn import warn_caller
 from fastiter.torch import _loader
 from fastiter.torch._loader import untraced
 from fastiter.torch._state import generator_of
-
-if TYPE_CHECKING:
-    from fastiter._stats.iterator_stats import IteratorStats
 
 _torchs = _loader._torchs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +11,12 @@ import numpy.typing as npt
 from fastiter._fetch.reader import can_share_rows
 from fastiter._order.plan import Plan
 from fastiter._order.turn_plans import TurnPlanQueue
+from fastiter._plan.state import SkipState
 from fastiter._ring.infer_schema import room_for
+from fastiter._ring.schema import Schema
+from fastiter.torch._keys import SamplerKeys
+from fastiter.torch._orders.keys import EpochKeys
 from fastiter.torch._worker import Request
-
-if TYPE_CHECKING:
-    from fastiter._plan.state import SkipState
-    from fastiter._ring.schema import Schema
-    from fastiter.torch._keys import SamplerKeys
-    from fastiter.torch._orders.keys import EpochKeys
 
 _ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
 _MOST_SCHEMAS = 8  # of one pool

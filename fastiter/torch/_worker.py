@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from fastiter._fetch.seeded import SingleExamples
 from fastiter._order import example_context
 from fastiter._order.example_context import ExampleContext, Seed
+from fastiter._ring.arena import WorkerRing
 from fastiter._ring.schema import Schema
 from fastiter._util.failures import dump, known_class, never_skipped
 from fastiter._workers import row_writer
@@ -33,9 +34,6 @@ from fastiter.torch._batches.collate import (
 )
 from fastiter.torch._examples import Numbered, Seeded
 from fastiter.torch._state import begin_fetching, is_any_stateful, lack_of, state_of
-
-if TYPE_CHECKING:
-    from fastiter._ring.arena import WorkerRing
 
 
 class Request(NamedTuple):

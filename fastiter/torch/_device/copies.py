@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from fastiter._order.plan import Plan, PlanQueue
 from fastiter.interop._wrapped import map_leaves
 from fastiter.torch._worker import Reply
-
-if TYPE_CHECKING:
-    from fastiter._order.plan import Plan, PlanQueue
 
 
 def checked_device(device: Any) -> torch.device | None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch.utils.data import BatchSampler, IterableDataset
 
+from fastiter._plan.epochs import Planner
 from fastiter._plan.missing import record_of_all
 from fastiter._plan.record import filled_record, loaded_cut, packed
+from fastiter._plan.state import State
 from fastiter.iterators._addresses import Preview
 from fastiter.torch._orders.places import LoadedRecord, recorded, shortened
 from fastiter.torch._orders.samplers import Batches, EpochOwner, Order, is_of_fastiter, ranks_of
 from fastiter.torch._state import Resume, check_missing
-
-if TYPE_CHECKING:
-    from fastiter._plan.epochs import Planner
-    from fastiter._plan.state import State
 
 _MOST_KEPT = 256  # plans: as many as batches are planned ahead, as a rule
 

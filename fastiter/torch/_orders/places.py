@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastiter._plan.epoch_sampler import SamplerRecord
 from fastiter._plan.epochs import Planner
 from fastiter._plan.missing import ReplayPlanner, snapshot_of_records
 from fastiter._plan.record import VERSION, loaded_cut, packed, record_of, snapshot_of
+from fastiter._plan.state import Snapshot, State
 from fastiter.iterators._addresses import Preview
-
-if TYPE_CHECKING:
-    from fastiter._plan.state import Snapshot, State
-
 
 _USUAL = {
     "version": VERSION,
