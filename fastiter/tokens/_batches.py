@@ -1,4 +1,4 @@
-"""Batches of rows of tokens."""
+"""Batches of rows of tokens, as samplers and converters make them."""
 
 from __future__ import annotations
 
@@ -205,3 +205,38 @@ def dealt(
         given[every, ranks, place] = rows
         sums[every, ranks] += costs[rows]
     return given.ravel()
+
+
+def flat_batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put rows of tokens behind each other, without their padding: a converter.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Rows of a `TokenDataset` whose fields include ``segment_ids``.
+
+    Returns
+    -------
+    dict
+        Each field of arrays, (N,), for N tokens in all; ``cu_seqlens``, int32 (k + 1,), the starts
+        of the k segments, and N; ``max_seqlen``, int, the length of the longest segment: the
+        arguments of attention over sequences of varying lengths.
+    """
+    if not rows or "segment_ids" not in rows[0]:
+        raise ValueError(
+            "flat_batch needs rows with segment_ids: name it in fields= of the TokenDataset"
+        )
+    kept = [row["segment_ids"] > 0 for row in rows]
+    batch: dict[str, Any] = {
+        name: np.concatenate([row[name][keep] for row, keep in zip(rows, kept, strict=True)])
+        for name, value in rows[0].items()
+        if np.ndim(value) == 1 and name != "cu_seqlens"
+    }
+    starts, place = [], 0
+    for row, keep in zip(rows, kept, strict=True):
+        numbers = row["segment_ids"][keep]
+        starts.append(place + np.flatnonzero(np.diff(numbers, prepend=0)))
+        place += len(numbers)
+    batch["cu_seqlens"] = np.concatenate([*starts, [place]]).astype(np.int32)
+    batch["max_seqlen"] = int(np.diff(batch["cu_seqlens"]).max(initial=0))
+    return batch

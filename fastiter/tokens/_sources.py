@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fastiter._fetch import arrow_types
 from fastiter._fetch.token_rows import KINDS, TokenSource
+from fastiter._util.arguments import checked_int
 from fastiter.datasets._arrow_paths import SUFFIXES, Paths, check_once, checked_paths
 from fastiter.datasets._arrow_sources import open_table
 
@@ -24,6 +25,7 @@ _LLMC_MAGICS: dict[int, np.dtype[Any]] = {
     20240801: np.dtype("<u4"),
 }
 _LLMC_HEADER = 256 * 4
+_STEP = 1 << 24  # tokens at a time, where all are read
 _INDEX_MAGIC = b"MMIDIDX\x00\x00"
 _INDEX_HEADER = 34
 #: dtypes by the code in a Megatron index
@@ -152,6 +154,39 @@ def open_bin(path: str, dtype: Any) -> Array:
     if dtype is not None and np.dtype(dtype) != kind:
         raise ValueError(f"{path} says by its header that it holds {kind}, not {dtype}")
     return mapped(path, kind, _LLMC_HEADER)
+
+
+def document_offsets(path: Any, eod_token_id: int, dtype: Any = None) -> npt.NDArray[np.int64]:
+    """Find where documents begin in a ``.bin`` file of tokens, in one pass over it.
+
+    Parameters
+    ----------
+    path : path
+        A file of tokens, also with the header of llm.c.
+    eod_token_id : int
+        The token that ends each document, which belongs to it.
+    dtype : dtype, optional
+        Data type of the file. Default: the type in its header, or uint16.
+
+    Returns
+    -------
+    int64[n + 1]
+        The start of each document, and the number of tokens; for ``documents=`` of `TokenDataset`.
+        Tokens behind the last end are a document, too.
+    """
+    files = paths_of(path) or []
+    if len(files) != 1 or files[0].endswith(".idx"):
+        raise ValueError(f"path must name one .bin file, not {path!r:.200}")
+    tokens = open_bin(files[0], dtype)
+    room = np.iinfo(tokens.dtype)
+    if not room.min <= checked_int("eod_token_id", eod_token_id, minimum=-(1 << 63)) <= room.max:
+        raise ValueError(f"eod_token_id={eod_token_id} is no token of dtype={tokens.dtype}")
+    ends = [
+        start + 1 + np.flatnonzero(tokens[start : start + _STEP] == eod_token_id)
+        for start in range(0, len(tokens), _STEP)
+    ]
+    offsets = np.concatenate([np.zeros(1, np.int64), *ends])
+    return offsets if offsets[-1] == len(tokens) else np.append(offsets, len(tokens))
 
 
 def _open_bins(paths: list[str], documents: Any, dtype: Any) -> Opened:
