@@ -6,10 +6,8 @@ import functools
 import gc
 import importlib
 import itertools
-import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -37,12 +35,6 @@ pytestmark = pytest.mark.filterwarnings(
 LOADERS = {"torch": torch_data.DataLoader, "fastiter": DataLoader}
 WORKERS = {"no workers": {}, "workers": {"num_workers": 2}}
 WORKERS["persistent"] = {"num_workers": 2, "persistent_workers": True}
-
-
-@pytest.fixture(params=LOADERS)
-def loader_class(request: pytest.FixtureRequest) -> Any:
-    """torch's class first, which shows that the test tells what torch does."""
-    return LOADERS[request.param]
 
 
 @pytest.fixture(params=WORKERS)
@@ -558,44 +550,6 @@ def test_a_worker_ends_the_example_that_it_fetches(loader_class: Any, tmp_path: 
         pass
     iterator._shutdown_workers()
     assert stream.path.read_text().splitlines()[-1] == "end"
-
-
-@pytest.mark.parametrize("persistent_workers", [False, True])
-def test_programs_see_the_worker_processes(loader_class: Any, persistent_workers: bool) -> None:
-    loader = loader_class(range(12), 4, num_workers=2, persistent_workers=persistent_workers)
-    iterator = iter(loader)
-    next(iterator)
-    workers, children = list(iterator._workers), multiprocessing.active_children()
-    assert len(workers) == 2 and all(worker in children for worker in workers)
-    assert all(worker.is_alive() and worker.pid for worker in workers)
-    assert len(list(iterator)) == 2
-    if persistent_workers:
-        assert len(list(loader)) == 3
-        assert loader._iterator._workers == workers
-        iterator._shutdown_workers()
-    for worker in iterator._workers:
-        worker.join(20)
-        assert not worker.is_alive() and worker.exitcode is not None
-        assert worker not in multiprocessing.active_children()
-        worker.terminate()
-    assert iterator._workers == workers
-
-
-def test_programs_see_the_fetcher(loader_class: Any) -> None:
-    data = list(range(4))
-    assert iter(loader_class(data, 2))._dataset_fetcher.dataset is data
-
-
-def test_a_worker_that_the_program_ends_is_replaced() -> None:
-    loader = DataLoader(range(40), 2, num_workers=2)
-    iterator = iter(loader)
-    batches = [next(iterator)]
-    ended = iterator._workers[1]
-    ended.kill()
-    ended.join()
-    batches += iterator
-    assert torch.cat(batches).tolist() == list(range(40))
-    assert ended.exitcode == -signal.SIGKILL
 
 
 class Drawn(torch_data.Dataset):

@@ -12,13 +12,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.utils.data as torch_data  # noqa: E402
 
-from fastiter.torch import DataLoader  # noqa: E402
-
-
-@pytest.fixture(params=[torch_data.DataLoader, DataLoader], ids=["torch", "fastiter"])
-def loader_class(request: Any) -> Any:
-    return request.param
-
 
 class Failing:
     """Has no further attributes, and looks for them as into a dict."""

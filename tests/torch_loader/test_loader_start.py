@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -264,3 +266,41 @@ for _ in range(6):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         # torch itself may abort where a daemon thread draws random numbers at the exit.
         assert (done.stdout, done.stderr.replace(ABORTED, "")) == ("", "")
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_programs_see_the_worker_processes(loader_class: Any, persistent_workers: bool) -> None:
+    loader = loader_class(range(12), 4, num_workers=2, persistent_workers=persistent_workers)
+    iterator = iter(loader)
+    next(iterator)
+    workers, children = list(iterator._workers), multiprocessing.active_children()
+    assert len(workers) == 2 and all(worker in children for worker in workers)
+    assert all(worker.is_alive() and worker.pid for worker in workers)
+    assert len(list(iterator)) == 2
+    if persistent_workers:
+        assert len(list(loader)) == 3
+        assert loader._iterator._workers == workers
+        iterator._shutdown_workers()
+    for worker in iterator._workers:
+        worker.join(20)
+        assert not worker.is_alive() and worker.exitcode is not None
+        assert worker not in multiprocessing.active_children()
+        worker.terminate()
+    assert iterator._workers == workers
+
+
+def test_programs_see_the_fetcher(loader_class: Any) -> None:
+    data = list(range(4))
+    assert iter(loader_class(data, 2))._dataset_fetcher.dataset is data
+
+
+def test_a_worker_that_the_program_ends_is_replaced() -> None:
+    loader = DataLoader(range(40), 2, num_workers=2)
+    iterator = iter(loader)
+    batches = [next(iterator)]
+    ended = iterator._workers[1]
+    ended.kill()
+    ended.join()
+    batches += iterator
+    assert torch.cat(batches).tolist() == list(range(40))
+    assert ended.exitcode == -signal.SIGKILL

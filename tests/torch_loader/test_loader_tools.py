@@ -13,14 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.utils.data as torch_data  # noqa: E402
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: E402
 
-from fastiter.torch import DataLoader  # noqa: E402
-
 pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
-
-
-@pytest.fixture(params=[torch_data.DataLoader, DataLoader], ids=["torch", "fastiter"])
-def loader_class(request: Any) -> Any:
-    return request.param
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
