@@ -804,7 +804,7 @@ def test_gradients_of_examples_from_workers_are_required_without_a_history():
 def test_private_attributes_of_torchs_iterator_with_workers_do_not_exist():
     iterator = iter(DataLoader(list(range(8)), 2, num_workers=1))
     assert isinstance(iterator, torch_data.dataloader._BaseDataLoaderIter)
-    absent = "_workers _index_queues _worker_result_queue _task_info _data_queue _send_idx"
+    absent = "_index_queues _worker_result_queue _task_info _data_queue _send_idx"
     absent += " _rcvd_idx _workers_status _dataset_fetcher _prefetch_factor _in_order _shutdown"
     for name in (*absent.split(), "_worker_init_fn"):
         assert not hasattr(iterator, name), name
