@@ -355,7 +355,8 @@ def _new_of_torchs() -> Any:
     return _torchs.__new__(_torchs)
 
 
-class ProgramLoader(_loader.DataLoader[Any], metaclass=abc.ABCMeta):
+# Without a type's argument: the documentation is built where torch, its base, is not there.
+class ProgramLoader(_loader.DataLoader, metaclass=abc.ABCMeta):  # type: ignore[type-arg]
     """`fastiter.torch.DataLoader` where the program says torch's: what fastiter refuses is left to
     torch's class, and the record says why. Loaders of torch's class are instances of it, too."""
 
