@@ -242,6 +242,8 @@ def test_workers_stopped_with_nothing_in_hand(make):
     assert not any(map(is_alive, pids))
 
 
+# An interrupt may come between the opening of a file of /proc, and the `with` that closes it.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_interrupts_and_resets_while_rows_hang(make, tmp_path):
     held = set(range(0, 200, 11))
     iterator = make(
