@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import sys
 from typing import Any, NamedTuple
@@ -18,9 +17,9 @@ from fastiter._order.plan import Plan
 from fastiter._util.failures import AllSkipped, Failure
 from fastiter._workers.batch_converter import ConcatConverter
 from fastiter.torch._batches.collate import (
+    CollateBy,
     ColumnsCollate,
     collate,
-    collate_by,
     collate_of,
     is_default,
     stack_again,
@@ -34,7 +33,7 @@ from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
 from fastiter.torch._state import Resume, begin_fetching, is_any_stateful, state_of
 
 _FAILURES = (Failure, AllSkipped)
-_default_collate = functools.partial(collate_by, stack_again)
+_default_collate = CollateBy(stack_again)
 _END = object()  # in place of a batch, where the dataset has ended
 
 

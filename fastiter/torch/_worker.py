@@ -25,8 +25,8 @@ from fastiter._util.failures import dump, known_class, never_skipped
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
 from fastiter.torch._batches.collate import (
+    CollateBy,
     collate,
-    collate_by,
     is_default,
     schema_for,
     stack,
@@ -142,7 +142,7 @@ class _WholeBatchMaker:
         has_default = job.auto_collation and is_default(job.collate_fn)
         use_own_functions()
         join = functools.partial(stack, take_memory=end.take_memory)
-        self._collate_fn = functools.partial(collate_by, join) if has_default else job.collate_fn
+        self._collate_fn = CollateBy(join) if has_default else job.collate_fn
         self._finds_misfits = has_default
         self._room = 0
         self._n_rows: int | None = None

@@ -56,6 +56,7 @@ class DefaultCollate(BatchConverter):
     def __init__(self) -> None:
         # The schema of the last batch, its tree, and the leaves that are tuples of texts.
         self._known: tuple[Schema | None, Any, list[int]] = (None, None, [])
+        self._collate_in_worker = CollateBy(stack)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DefaultCollate, ()
@@ -75,8 +76,8 @@ class DefaultCollate(BatchConverter):
 
     def convert(self, examples: list[Any], indices: Any) -> Any:
         # In this process, but as in a worker.
-        in_worker = functools.partial(collate_by, stack)
-        return collate(in_worker, examples, [int(i) if type(i) is np.int64 else i for i in indices])
+        keys = [int(i) if type(i) is np.int64 else i for i in indices]
+        return collate(self._collate_in_worker, examples, keys)
 
 
 def _batch_tree(schema: Any) -> tuple[Any, list[int]]:
@@ -448,11 +449,23 @@ def use_own_functions() -> None:
             table[kind] = own
 
 
-def collate_by(join: Callable[..., torch.Tensor], examples: list[Any]) -> Any:
+class CollateBy:
     """torch's `default_collate`, with all that the program has registered; ``join`` joins tensors,
     unless the program has registered a function for them."""
-    table = dict(torch_collate.default_collate_fn_map)
-    for kind, functions in _REPLACED.items():
-        if table.get(kind) in functions:
-            table[kind] = join if kind is torch.Tensor else functions[0]
-    return torch_collate.collate(examples, collate_fn_map=table)
+
+    def __init__(self, join: Callable[..., torch.Tensor]) -> None:
+        self._join = join
+        # The program's table, as it was at the last batch, and the one that was made of it.
+        self._tables: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+
+    def __call__(self, examples: list[Any]) -> Any:
+        programs, own = self._tables
+        if torch_collate.default_collate_fn_map != programs:
+            programs = dict(torch_collate.default_collate_fn_map)
+            own = {
+                kind: self._join if kind is torch.Tensor else functions[0]
+                for kind, functions in _REPLACED.items()
+                if programs.get(kind) in functions
+            }
+            self._tables = programs, own = programs, {**programs, **own}
+        return torch_collate.collate(examples, collate_fn_map=own)
