@@ -25,6 +25,7 @@ from fastiter._fetch.arrow_column import ArrowColumn
 from fastiter._fetch.arrow_types import DictionaryColumn, ObjectColumn, OptionalColumn
 from fastiter._fetch.gather import ColumnReader
 from fastiter._fetch.token_column import TokenColumn
+from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order import example_context
 from fastiter._util.failures import RowCountError
 from fastiter._util.loaded import loaded
@@ -179,6 +180,14 @@ class Epochs(NamedTuple):
     words: tuple[int, int]  # its seed
     rows_of: Callable[[int], EpochRows]
     arguments: tuple[Any, ...]  # what decides the rows besides the seed; of a fixed ``repr``
+
+    def numbers(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The number in its epoch of each index, which tells the epoch."""
+        found, epochs = indices.copy(), indices >> EPOCH_SHIFT
+        for epoch in np.unique(epochs).tolist():
+            of_epoch = epochs == epoch
+            found[of_epoch] = self.rows_of(epoch - 1).numbers(indices[of_epoch])
+        return found
 
 
 def epochs_of(dataset: Any) -> Epochs | None:

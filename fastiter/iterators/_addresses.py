@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.plan import Plan, size_within
 from fastiter._plan.epoch_sampler import is_epoch_sampler
 from fastiter._plan.epoch_store import EpochStore
@@ -47,11 +46,8 @@ def address_of(plan: Plan, rank: int, seed: Seed, known: Epochs | None) -> Addre
     indices = plan.indices
     if indices is None:
         raise LookupError(f"step {plan.state.step} is after the end, which leaves out the rest")
-    rows, epochs = indices.copy(), plan.epochs()
-    if known is not None:
-        for epoch in np.unique(indices >> EPOCH_SHIFT).tolist():
-            of_epoch = indices >> EPOCH_SHIFT == epoch
-            rows[of_epoch] = known.rows_of(epoch - 1).numbers(indices[of_epoch])
+    epochs = plan.epochs()
+    rows = indices.copy() if known is None else known.numbers(indices)
     if plan.seeds is None:
         seeds = permutation.example_seeds(seed, epochs, indices)
     else:

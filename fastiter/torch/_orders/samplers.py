@@ -10,12 +10,10 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler, Sampler
 
 from fastiter._fetch.dataset_access import epochs_of, keeps_rows
-from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.permutation import example_words
 from fastiter._order.plan import TAILS
 from fastiter._plan.epoch_sampler import Cutting, EpochSampler, is_epoch_sampler
@@ -72,16 +70,16 @@ class EpochOwner(Sampler[Any]):
         self.tail = checked_choice("tail", tail, TAILS)
         self.drop_last = checked_flag("drop_last", drop_last)
         self._epochs, counted = sampler, source
-        self.rows: Any = None  # names of indices that tell their epoch
+        self._named: Any = None  # the dataset whose indices tell their epoch
         is_one = getattr(source, "ndim", None) == 0 or not hasattr(source, "__getitem__")
         if is_one and hasattr(source, "__index__"):  # which tensors of all shapes have
             counted = range(checked_int("dataset_or_length", source))
         elif not self._cuts:
             self._epochs = sampler_of_epochs(source, sampler, None)
         if isinstance(self._epochs, RowsOfEpochs):
-            self.rows, counted = _NamedRows(source), ()  # rows are counted as they are read
+            self._named, counted = source, ()  # rows are counted as they are read
         elif epochs_of(source) is not None and getattr(sampler, "tells_epochs", False):
-            self.rows = _NamedRows(source)
+            self._named = source
         self._length = functools.partial(dataset_length, counted)
         self._may_grow = keeps_rows(source)
         self._seed = seed_of(self._epochs, 2)
@@ -96,6 +94,11 @@ class EpochOwner(Sampler[Any]):
                 f"an epoch of {size} examples has no batch: {cause} leaves all of them out with "
                 f"batch_size={batch_size} for {self.num_replicas} rank(s)"
             )
+
+    @property
+    def rows(self) -> Any:
+        """The numbers of the indices, where they tell their epoch; else None."""
+        return None if self._named is None else epochs_of(self._named)
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next iterator begin with the start of an epoch.
@@ -406,19 +409,3 @@ def _without_number(sampler: Any) -> ValueError:
         f"{sampler!r:.80} gives no orders by number, as no function f(order, position) does: "
         f"{use}; batch_sampler= also takes a pure function f(epoch)"
     )
-
-
-class _NamedRows:
-    """Rows of a dataset that has other rows in each epoch, and whose indices tell the epoch."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def numbers(self, indices: Any) -> Any:
-        """The number in its epoch of each index."""
-        epochs: Any = epochs_of(self._dataset)
-        found = [
-            epochs.rows_of((int(index) >> EPOCH_SHIFT) - 1).numbers(np.array([index]))
-            for index in indices
-        ]
-        return np.concatenate(found)
