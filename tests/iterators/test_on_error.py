@@ -272,6 +272,12 @@ def test_by_default_one_percent_is_allowed(make):
         next(iterator)
 
 
+def test_a_share_that_is_whole_but_for_its_rounding(make):
+    assert 0.29 * 100 < 29
+    options = {"shuffle": False, "on_error": "skip", "skip_limit": 0.29}
+    assert len(next(make(Broken(100, range(29)), 100, **options))) == 71
+
+
 @pytest.mark.parametrize(
     ("error", "name", "arguments"),
     [
@@ -324,13 +330,16 @@ class LongStory(Broken):
         raise ValueError("several\nlines " + "x" * 100_000)
 
 
-def test_ten_thousand_indices_are_listed_at_most():
+def test_ten_thousand_indices_are_listed_at_most(caplog):
+    caplog.set_level(logging.WARNING, "fastiter")
     n = 10_020
     dataset = Broken(n, range(1, n))
     iterator = SerialIterator(dataset, n, shuffle=False, on_error="skip", skip_limit=10_010)
     with pytest.raises(SkipLimitError, match="skip_limit=10010"):
         next(iterator)
     assert [record.index for record in iterator.skipped] == list(range(1, 10_001))
+    assert caplog.messages[9_999].startswith("skipped dataset index 10000 in epoch 0: ")
+    assert caplog.messages[10_000:] == ["10000 indices were skipped; no more are listed"]
 
 
 def test_texts_are_cut_to_one_short_line(make):

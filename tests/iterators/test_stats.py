@@ -17,6 +17,7 @@ from statistics_of import figures
 
 import fastiter
 from fastiter import IteratorStats, MultiprocessIterator, MultithreadIterator, SerialIterator
+from fastiter._stats.stats import NodeStats
 from fastiter._util.cpus import allowed_cpus, cgroup_quota, usable_cpus, whole_cpus
 from fastiter.errors import SkipLimitError
 
@@ -272,6 +273,17 @@ def test_padding_is_the_finish():
     at_some_scale(check)
 
 
+def test_a_worker_is_busy_with_the_row_that_it_fetches():
+    def check(scale):
+        dataset = Calling(lambda index: time.sleep(0.4 * scale * (index > 0)), 9)
+        with processes(dataset, n_processes=1, shuffle=False) as iterator:
+            iterator.start()
+            time.sleep(0.2 * scale)
+            assert iterator.stats().workers[0].busy_seconds > 0.1 * scale
+
+    at_some_scale(check)
+
+
 def test_asks_while_another_thread_waits():
     with processes(Sleeping(0.05)) as iterator:
         waiting = threading.Thread(target=next, args=(iterator,), daemon=True)
@@ -380,6 +392,7 @@ def test_threads_that_wait_for_one_another():
     locked = figures(**values, cpu=4.9, cpu_seconds=10.0)
     if getattr(sys, "_is_gil_enabled", lambda: True)():
         assert "MultiprocessIterator" in locked.advice
+        assert re.search(r"time: use MultiprocessIterator with n_processes=\d\n", str(locked))
     else:
         assert locked.change == {"n_threads": 5}
     assert figures(**values, cpu=0.1, cpu_seconds=0.3).change == {"n_threads": 5}
@@ -436,6 +449,61 @@ def test_balanced_and_costly_next():
     assert figures(wait_seconds=0.5, next_seconds=0.6, consumer_seconds=9.4).verdict == "balanced"
     costly = figures(wait_seconds=0.1, next_seconds=6.0, has_converter=False)
     assert "concat_examples" in costly.advice
+
+
+NO_WORKERS = {"workers_are": "none", "n_workers": 0, "n_prefetch": 0, "workers": ()}
+THREADS = {"workers_are": "threads", "iterator": "MultithreadIterator"}
+NODE = NodeStats("a1b2", "10.0.0.1", workers=4, rows=1000, bytes=1 << 20)
+LOOP = {"wait_seconds": 0.5, "next_seconds": 0.6, "consumer_seconds": 9.4}
+
+
+@pytest.mark.parametrize(
+    ("values", "change", "advice"),
+    [
+        ({"batches": 5}, {}, "5 batches in 10 s after the start; at least 6 batches"),
+        ({"batches": 6}, {"n_processes": 5}, "set n_processes=5"),
+        ({"batches": 2} | NO_WORKERS, {}, "at least 3 batches"),
+        ({"wait_seconds": 0.02, "next_seconds": 0.02, "consumer_seconds": 0.02}, {}, "in 0.04 s"),
+        ({"wait_seconds": 9.0} | NO_WORKERS, {"n_processes": 10}, "would fetch during the step"),
+        ({"wait_seconds": 9.0, "cpu_seconds": 30.0} | NO_WORKERS, {"n_processes": 4}, "fetch"),
+        ({"wait_seconds": 9.0, "interleave": 3} | NO_WORKERS, {"n_processes": 3}, "fetch"),
+        ({"busy": 1.0, "n_prefetch": 20}, {"n_prefetch": 32}, "n_prefetch=32 to have more ready"),
+        ({"busy": 1.0, "n_prefetch": 32}, {}, "smaller batches"),
+        (LOOP | {"busy": 1.0}, {}, "90% idle; 1 of them would be enough"),
+        (LOOP | {"busy": 4.5}, {}, "own work is the limit: it waits 5% of its time$"),
+        ({"wait_seconds": 0.1, "next_seconds": 6.0}, {}, "make both faster"),
+        ({"wait_seconds": 0.1, "next_seconds": 2.0, "has_converter": False}, {}, "both faster"),
+        ({"in_line": 3.0}, {"n_processes": 5}, "set n_processes=5"),
+        ({"wait_seconds": 9.9}, {"n_processes": 64}, "set n_processes=64"),
+        ({"cpu": 9.8, "cpus": 3.6}, {"n_processes": 4}, "set n_processes=4"),
+        ({"wait_seconds": 1.1, "busy": 7.2}, {"n_processes": 3}, "set n_processes=3"),
+        (THREADS | {"cpu": 8.5, "cpu_seconds": 17.0}, {"n_threads": 5}, "releases the GIL"),
+        (
+            THREADS | {"busy": 7.2, "cpu": 5.5, "cpu_seconds": 12.0},
+            {"n_threads": 4},
+            "set n_threads=4",
+        ),
+        (THREADS, {"n_threads": 5}, "set n_threads=5"),
+        ({"nodes": (NODE,)}, {"n_workers": 6}, "4 workers on the cluster are 98% busy"),
+        ({"nodes": (NODE,), "busy": 1.0}, {"n_prefetch": 4}, "or set n_prefetch=4"),
+        ({"nodes": (NODE,), "busy": 1.0, "n_prefetch": 32}, {}, "let examples be smaller$"),
+    ],
+)
+def test_advice_for_what_was_measured(values, change, advice):
+    stats = figures(**values)
+    assert stats.change == change and re.search(advice, stats.advice), str(stats)
+    assert ("GIL" in stats.advice) == ("GIL" in advice)
+
+
+def test_only_workers_that_are_there_count_and_no_counter_is_below_zero():
+    worker = figures().workers[0]
+    left = dataclasses.replace(worker, number=1, busy_seconds=0.0, finish_seconds=5.0, rows=400)
+    assert figures(n_workers=1, workers=(worker, left)).busy == worker.busy
+    assert left.finish == left.fetch == 0
+    later, earlier = figures(workers=(left,), changes=("one", "two")), figures(changes=("one",))
+    difference = later - dataclasses.replace(earlier, examples=1001)
+    assert (difference.examples, difference.changes) == (0, ("two",))
+    assert (left - worker).rows == 0
 
 
 # ---- how many CPUs -------------------------------------------------------------------------------

@@ -211,9 +211,9 @@ class Figures:
         return one, worker
 
 
-def tune(figures, steps=30, most=64):
+def tune(figures, steps=30, most=64, least=1):
     """Actions of the tuner, window after window."""
-    tuner = Tuner({"n_processes": most, "n_prefetch": 16})
+    tuner = Tuner({"n_processes": most, "n_prefetch": 16}, least)
     tuner._due = 0
     batches = []
     for _ in range(steps):
@@ -348,6 +348,18 @@ def test_few_for_a_loop_that_is_slower():
     tuner = tune(figures)
     assert 1 <= figures.workers <= 4
     assert all("workers" in change for change in tuner.changes)
+    figures.workers = 32
+    tune(figures, least=3)
+    assert figures.workers == 3
+
+
+def test_a_few_workers_too_many_stay_and_many_for_some_windows():
+    figures = Figures(work=0.16, loop=0.1)  # three would be enough
+    figures.workers = 4
+    assert tune(figures).changes == []
+    figures.work, figures.workers = 0.01, 32
+    assert tune(figures, steps=3).changes == []
+    assert len(tune(figures, steps=4).changes) == 1
 
 
 def test_waits_for_workers_that_start():
