@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ import fast
 import pytest
 import stuck_rows
 from cupy_standin import Machine, make_cupy
+from drawn import CHANGE, NIGHTLY
 from hypothesis import settings
 from serializers import LenientLoader, Loader, Saver
 
@@ -33,6 +35,8 @@ try:
     import chainer
 except ImportError:  # it needs NumPy 1.23; where it is there, it is the oracle
     chainer = None
+
+HERE = Path(__file__).resolve().parent
 
 
 def gpu_missing(library: str = "cupy") -> str | None:
@@ -73,7 +77,8 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"gpu: {gpu_missing() or 'there is one'}"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    _begin_apart(config)
     # What is started in the background ignores them, and hands that on to all that tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -81,6 +86,17 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Tests start hundreds of interpreters; each would compile the package again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def _begin_apart(config: pytest.Config) -> None:
+    """Has each of xdist's workers begin with other folders: what one compiles, with pytest's own
+    asserts, the others find. Side by side all compiled everything, which took 6 s of each."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and [Path(name).resolve() for name in config.args] == [HERE]:
+        folders = sorted(str(path) for path in HERE.glob("[a-z]*") if any(path.glob("test_*.py")))
+        n_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        first = int(worker.removeprefix("gw")) * len(folders) // n_workers
+        config.args[:] = folders[first:] + folders[:first]
 
 
 @pytest.hookimpl(tryfirst=True)  # -m chooses by the marks that are there then
@@ -103,7 +119,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"rows are stuck: {mark.args[0]}"))
     # First those that fork most: a fork takes longer the more memory pytest holds, and that grows
     # with each test, to twice as much.
-    items.sort(key=lambda item: "process" not in item.path.parts)
+    # By path then: workers collect in different orders, and have to have one.
+    items.sort(key=lambda item: ("process" not in item.path.parts, item.path))
     on_gpu = [(item, mark) for item in items if (mark := item.get_closest_marker("gpu"))]
     if config.getoption("--rehearse-gpu"):
         for item, mark in on_gpu:
@@ -137,28 +154,17 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
     return result
 
 
+# One fixture for all of them: each that is automatic costs every test a tenth of a millisecond.
 @pytest.fixture(autouse=True)
-def _warned_of_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program is warned once of an unsafe fork; which test that were depended on their order.
-    Programs of their own test the warning."""
+def _of_each_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A program is warned once of an unsafe fork; which test that were depended on their order.
+    # Programs of their own test the warning.
     monkeypatch.setattr(start_method, "_warned", True)
-
-
-@pytest.fixture(autouse=True)
-def _threads_of_blas(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.get_closest_marker("blas"):
         monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-
-
-@pytest.fixture(autouse=True)
-def _rehearsal(request: pytest.FixtureRequest) -> None:
-    """Puts the stand-in in CuPy's place for tests marked gpu, if that was asked for."""
+    # The stand-in in CuPy's place for tests marked gpu.
     if request.config.getoption("--rehearse-gpu") and request.node.get_closest_marker("gpu"):
         request.getfixturevalue("world")
-
-
-@pytest.fixture(autouse=True)
-def _stuck_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if way := request.config.getoption("--stuck-rows"):
         stuck_rows.switch_on(way, monkeypatch)
 
@@ -170,9 +176,10 @@ def long_loop(request: pytest.FixtureRequest) -> int:
 
 
 # No deadline: on a busy machine any example can be slow. The same examples in every run, so that a
-# change fails for what it changed; --hypothesis-profile=explore draws others, as nightly does.
-settings.register_profile("explore", deadline=None)
-settings.register_profile("fastiter", deadline=None, derandomize=True)
+# change fails for what it changed; --hypothesis-profile=explore draws others, as nightly does, and
+# more of them.
+settings.register_profile("explore", deadline=None, max_examples=NIGHTLY)
+settings.register_profile("fastiter", deadline=None, derandomize=True, max_examples=CHANGE)
 settings.load_profile("fastiter")
 
 

@@ -758,9 +758,11 @@ def test_a_str_as_dataset_is_a_path(loader: str, tmp_path: Path) -> None:
 def test_no_memory_of_its_own(tmp_path: Path) -> None:
     """Memory of a mapped file that a process has read stays shared with all others."""
     rows = 40_000
-    table = pa.table({"ids": pa.array(np.zeros(rows * 100, np.int64).reshape(rows, 100).tolist())})
+    offsets = np.arange(0, rows * 100 + 1, 100, dtype=np.int32)
+    ids = pa.ListArray.from_arrays(offsets, np.zeros(rows * 100, np.int64))
+    table = pa.table({"ids": ids})
     dataset = ArrowDataset(write(tmp_path / "large.arrow", table), padding=0)
-    del table
+    del table, ids
     it = SerialIterator(dataset, 64, repeat=False, converter=concat_examples)
     before = private_dirty()
     for _ in it:

@@ -679,7 +679,7 @@ def test_a_row_that_pickles_and_does_not_load_takes_space_once(place, tmp_path):
 
 
 def test_a_row_that_is_larger_than_the_room_is_not_stored_and_others_are():
-    rows = [np.zeros(10_000_000 if i % 50 == 0 else 10) for i in range(100)]
+    rows = [np.zeros(1_000_000 if i % 50 == 0 else 10) for i in range(100)]
     cached = fastiter.cache(rows, memory=1 << 20)
     for _ in range(3):
         assert_equal(cached[:], rows)

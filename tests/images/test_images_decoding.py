@@ -9,7 +9,8 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn import draw_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from photographs import photograph, saved
 
@@ -157,7 +158,7 @@ def test_an_image_is_scaled_where_the_crop_stays_as_large(size, scale, decoder, 
 
 
 @given(st.integers(0, 2**32), st.booleans())
-@settings(max_examples=30, deadline=None)
+@draw_examples(30)
 def test_the_scale_does_not_change_the_crop(seed, is_large):
     """A square in the middle of the crop is where it is in the crop of the full image."""
     image = Image.new("RGB", (640, 480))

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from drawn import draw_examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastiter.images import _resize
@@ -132,14 +133,14 @@ def test_like_torchvision_in_hard_cases(task):
 
 @needs_pillow
 @given(tasks())
-@settings(max_examples=100, deadline=None)
+@draw_examples(100)
 def test_like_pillow(task):
     check_like(task, by_pillow(task))
 
 
 @needs_torchvision
 @given(tasks())
-@settings(max_examples=100, deadline=None)
+@draw_examples(100)
 def test_like_torchvision(task):
     try:
         due = by_torchvision(task)
@@ -149,7 +150,7 @@ def test_like_torchvision(task):
 
 
 @given(tasks(), st.booleans(), st.booleans(), st.data())
-@settings(max_examples=100, deadline=None)
+@draw_examples(100)
 def test_every_way_gives_the_same(task, planes, flip, data):
     """By each instruction set, for a window, as planes, mirrored, and by a table."""
     pixels, (h, w) = task.pixels(), task.size
@@ -181,7 +182,7 @@ def triangle(begin: float, end: float, size: int, count: int) -> np.ndarray:
 
 @given(tasks(), st.lists(st.floats(0, 0.999), min_size=4, max_size=4))
 @example(Task((40, 50), (3, 4, 31, 29), (20, 20)), [0.25, 0.5, 0.75, 0.125])
-@settings(max_examples=100, deadline=None)
+@draw_examples(100)
 def test_edges_within_pixels(task, shares):
     """The filter in exact numbers, and no pixel that the box does not touch."""
     left, top, right, bottom = (
@@ -204,7 +205,7 @@ def test_edges_within_pixels(task, shares):
 
 
 @given(tasks())
-@settings(max_examples=100, deadline=None)
+@draw_examples(100)
 def test_the_same_size_is_a_copy(task):
     left, top, right, bottom = task.box
     pixels = task.pixels()

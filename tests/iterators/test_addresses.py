@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn import draw_examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastiter import (
@@ -124,7 +125,7 @@ def test_the_address_of_any_step_is_what_was_delivered(kind, num_ranks):
     steps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
     drop_last=st.booleans(),
 )
-@settings(max_examples=40)
+@draw_examples(40)
 def test_steps_go_on_where_other_arguments_begin(sizes, steps, drop_last):
     first, second, third = (
         SerialIterator(
@@ -407,7 +408,7 @@ actions = st.sampled_from(["step", "step", "step", "load", "grow", "grow while r
     st.booleans(),
     st.integers(1, 4) | st.integers(5, 40),
 )
-@settings(max_examples=150, deadline=None)
+@draw_examples(150)
 def test_addresses_of_a_dataset_that_grows(acts, seed, drop_last, batch_size):
     """Each batch that was delivered is told as it was, or refused; those to come as they come."""
     data, delivered = list(range(5)), {}

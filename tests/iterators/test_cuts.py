@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn import draw_examples
 from epochs import shared_steps
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from inside import planner_of
 
@@ -590,7 +591,7 @@ def test_a_batch_sampler_is_no_order_sampler():
     limits=st.tuples(st.integers(100, 400), st.integers(100, 400)),
     n_steps=st.integers(0, 6),
 )
-@settings(max_examples=20)
+@draw_examples(20)
 def test_buckets_loaded_with_other_ranks_and_limits(counts, limits, n_steps):
     lengths = np.random.RandomState(0).randint(1, 60, 200)
 

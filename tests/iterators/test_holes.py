@@ -8,7 +8,8 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from drawn import draw_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from support.grid_kinds import N, make
 
@@ -54,7 +55,7 @@ def test_batches_that_are_missing_come_first_on_any_numbers_of_ranks(kind: str) 
     rows = [row for _ in range(60) for row in next(serial)]
     sizes = st.sampled_from([SIZE, 5, 12])
 
-    @settings(max_examples=12, deadline=None)
+    @draw_examples(15)
     @given(st.data(), st.integers(1, 3), st.lists(st.tuples(st.integers(1, 4), sizes), min_size=2))
     def run(data: Any, n_ranks: int, later: list[tuple[int, int]]) -> None:
         start, count = data.draw(st.integers(0, 13)), data.draw(st.integers(1, 6))

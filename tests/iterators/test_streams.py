@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn import draw_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from support.serializers import Loader, Saver
 
@@ -71,7 +72,7 @@ def test_the_order_is_the_same_for_all_kinds(kind: str, arguments: dict[str, Any
     iterator.finalize()
 
 
-@settings(max_examples=60, deadline=None)
+@draw_examples(60)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any),
     st.integers(1, 5),

@@ -13,6 +13,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from comparison import same
+from drawn import draw_examples
 from examples_of import (
     Marked,
     MyArray,
@@ -24,7 +25,7 @@ from examples_of import (
     Pickled,
     an_ordered_dict,
 )
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples
@@ -409,7 +410,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@draw_examples(40, suppress_health_check=list(HealthCheck))
 @given(make=trees, batch_size=st.integers(1, 12), n_prefetch=st.integers(1, 3))
 def test_random_mixtures(make, batch_size, n_prefetch):
     ours, serial = iterators(Made(make), batch_size, n_processes=2, n_prefetch=n_prefetch)
@@ -420,7 +421,7 @@ def test_random_mixtures(make, batch_size, n_prefetch):
 
 
 @pytest.mark.stress
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@draw_examples(1000, suppress_health_check=list(HealthCheck))
 @given(make=trees, batch_size=st.integers(1, 12), n_prefetch=st.integers(1, 3))
 def test_many_random_mixtures(make, batch_size, n_prefetch):
     test_random_mixtures.hypothesis.inner_test(make, batch_size, n_prefetch)

@@ -4,6 +4,7 @@ those that trace lines by themselves, while coverage cannot be measured."""
 from __future__ import annotations
 
 import functools
+import os
 import re
 import resource
 import types
@@ -91,9 +92,10 @@ def _names(code: types.CodeType, wanted: set[str]) -> Iterator[str]:
 def children() -> set[str]:
     """Pids of the processes that this one has started and that have not been waited for."""
     found: set[str] = set()
-    for path in Path("/proc/self/task").glob("*/children"):
+    for thread in os.listdir("/proc/self/task"):
         try:
-            found.update(path.read_text().split())
+            with open(f"/proc/self/task/{thread}/children") as file:
+                found.update(file.read().split())
         except OSError:  # the thread has ended
             continue
     return found

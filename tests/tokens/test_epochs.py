@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 
 import numpy as np
@@ -131,38 +132,47 @@ def test_a_loop_without_repeat_has_the_next_epoch_each_time():
         np.testing.assert_array_equal(found, np.stack([row[name] for row in rows]))
 
 
+def on_rank(sampler, rank, ranks, state=None):
+    iterator = SerialIterator(
+        packed(),
+        4,
+        order_sampler=sampler,
+        rank=rank,
+        num_ranks=ranks,
+        converter=concat_examples,
+    )
+    if state is not None:
+        iterator.load_state_dict(state)
+    return iterator
+
+
+def rows_of_all(n_rows, ranks, iterators):
+    batches = [
+        np.stack([next(iterator)["input_ids"] for iterator in iterators])
+        for _ in range(n_rows // (4 * ranks))
+    ]
+    return np.concatenate(batches).reshape(-1, 64)
+
+
+@functools.cache
+def uninterrupted(sampler):
+    return rows_of_all(1200, 1, [on_rank(sampler, 0, 1)])
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("loads", [1, 2, 3])
 @pytest.mark.parametrize("sampler", [None, ShuffleOrderSampler(5)])
 def test_a_state_goes_on_with_the_same_rows_on_any_number_of_ranks(num_ranks, loads, sampler):
-    def on(rank, ranks, state=None):
-        iterator = SerialIterator(
-            packed(),
-            4,
-            order_sampler=sampler,
-            rank=rank,
-            num_ranks=ranks,
-            converter=concat_examples,
-        )
-        if state is not None:
-            iterator.load_state_dict(state)
-        return iterator
-
-    def stream(n_rows, ranks, iterators):
-        batches = [
-            np.stack([next(iterator)["input_ids"] for iterator in iterators])
-            for _ in range(n_rows // (4 * ranks))
-        ]
-        return np.concatenate(batches).reshape(-1, 64)
-
-    whole = stream(1200, 1, [on(0, 1)])
+    whole = uninterrupted(sampler)
     size = len(packed())
     for cut in (3, (size // (4 * num_ranks)), 40):
-        iterators = [on(rank, num_ranks) for rank in range(num_ranks)]
-        before = stream(cut * 4 * num_ranks, num_ranks, iterators)
+        iterators = [on_rank(sampler, rank, num_ranks) for rank in range(num_ranks)]
+        before = rows_of_all(cut * 4 * num_ranks, num_ranks, iterators)
         text = json.dumps(iterators[0].state_dict())
         assert len(text) <= 512
-        after = stream(240, loads, [on(rank, loads, json.loads(text)) for rank in range(loads)])
+        after = rows_of_all(
+            240, loads, [on_rank(sampler, rank, loads, json.loads(text)) for rank in range(loads)]
+        )
         joined = np.concatenate([before, after])
         np.testing.assert_array_equal(joined, whole[: len(joined)])
 

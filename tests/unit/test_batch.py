@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from drawn import draw_examples
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from fastiter import concat_examples
@@ -208,7 +209,7 @@ def arrays_of(dtype, shapes, layouts, seed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(max_examples=25, deadline=None)
+@draw_examples(25)
 @given(shape=shapes, n=st.integers(1, 5), layouts=few, seed=seeds)
 def test_stack_equals_numpy_for_every_kind_of_array(dtype, shape, n, layouts, seed):
     arrays = arrays_of(dtype, [shape] * n, layouts, seed)
@@ -217,7 +218,7 @@ def test_stack_equals_numpy_for_every_kind_of_array(dtype, shape, n, layouts, se
     assert not any(np.shares_memory(stack(arrays), array) for array in arrays)
 
 
-@settings(max_examples=150, deadline=None)
+@draw_examples(150)
 @given(
     st.lists(st.tuples(st.sampled_from(DTYPES), shapes), min_size=1, max_size=3),
     st.integers(1, 4),
@@ -241,7 +242,7 @@ FILLS = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(max_examples=25, deadline=None)
+@draw_examples(25)
 @given(
     row_shapes=st.integers(0, 3).flatmap(
         lambda ndim: st.lists(st.tuples(*[lengths] * ndim), min_size=1, max_size=5)
@@ -271,7 +272,7 @@ def test_a_fill_value_may_be_a_time(dtype, fill):
     check(pad_stack, PADS, arrays, fill)
 
 
-@settings(max_examples=150, deadline=None)
+@draw_examples(150)
 @given(
     st.lists(st.tuples(st.sampled_from(DTYPES), shapes), min_size=1, max_size=4),
     st.sampled_from(FILLS),
@@ -321,14 +322,14 @@ def batch_of(values, n):
     return batch
 
 
-@settings(max_examples=200, deadline=None)
+@draw_examples(200)
 @given(st.lists(NUMBERS, min_size=1, max_size=3), st.integers(1, 5))
 @example([np.datetime64("2020-01-02"), np.zeros(())], 2)  # two dtypes that have none in common
 def test_numbers_become_what_numpy_makes_of_them(values, n):
     check(stack, STACKS, batch_of(values, n))
 
 
-@settings(max_examples=200, deadline=None)
+@draw_examples(200)
 @given(st.lists(NUMBERS, min_size=1, max_size=3), st.integers(1, 5), st.sampled_from(FILLS))
 @example([np.int8(0), -(2**63) - 1], 2, 3e38)  # an array of objects whose first has a dtype
 def test_padded_numbers_become_what_numpy_makes_of_them(values, n, fill):
@@ -342,8 +343,14 @@ def test_numpy_scalars_keep_type_and_value(code):
     check(stack, STACKS, values)
 
 
-@pytest.mark.parametrize("n", [1, 255, 256, 257, 5000])
-@pytest.mark.parametrize("length", [0, 1, 3, 16, 200, 3000])
+@pytest.mark.parametrize(
+    ("length", "n"),
+    [
+        *product([0, 1, 3, 16, 200, 3000], [1, 255, 256, 257]),
+        *((length, 5000) for length in (0, 1, 3, 16)),
+        *(pytest.param(length, 5000, marks=pytest.mark.stress) for length in (200, 3000)),
+    ],
+)
 def test_batches_of_every_size(n, length):
     rng = np.random.RandomState(n)
     arrays = [rng.rand(length) for _ in range(n)]

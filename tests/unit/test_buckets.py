@@ -6,7 +6,8 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn import draw_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from uniformity import chi_square_z
 
@@ -48,7 +49,7 @@ def samplers(draw, **options):
     )
 
 
-@settings(max_examples=300)
+@draw_examples(300)
 @given(samplers(), st.integers(1, 7), st.integers(0, 3), st.data())
 def test_every_row_comes_once_within_both_limits_and_all_ranks_have_as_many(
     sampler, num_ranks, number, data
@@ -74,7 +75,7 @@ def test_every_row_comes_once_within_both_limits_and_all_ranks_have_as_many(
         assert count == len(sizes)
 
 
-@settings(max_examples=200)
+@draw_examples(200)
 @given(st.data(), st.integers(1, 4), st.integers(0, 3))
 def test_drop_last_leaves_out_less_than_a_step(data, num_ranks, number):
     try:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from batches import WITH_PADDING, WITHOUT_PADDING
 from comparison import assert_same, outcome
-from hypothesis import given, settings
+from drawn import draw_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -33,7 +34,7 @@ equal_arrays = st.tuples(dtypes, hnp.array_shapes(min_dims=0, min_side=0, max_si
     lambda kind: st.lists(hnp.arrays(*kind), min_size=1, max_size=5)
 )
 
-few = settings(max_examples=40)
+few = draw_examples(40)
 
 
 # -- by definition -------------------------------------------------------------------------------

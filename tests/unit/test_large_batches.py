@@ -70,7 +70,7 @@ def test_content_of_batches_that_no_cache_holds(dataset, converter, kind) -> Non
 
 
 def test_a_stack_that_no_cache_holds() -> None:
-    arrays = [_row(i % 4) for i in range(80)]
+    arrays = [_row(i % 4) for i in range(40)]
     stacked = concat_examples(arrays)
     np.testing.assert_array_equal(stacked, np.stack(arrays))
 

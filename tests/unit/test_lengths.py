@@ -9,7 +9,8 @@ import warnings
 import numpy as np
 import pytest
 from comparison import assert_same
-from hypothesis import given, settings
+from drawn import draw_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from warned import make_warnings_errors
 
@@ -62,7 +63,7 @@ def expected_field(rows, fill=None, max_length=None, multiple=None):
 # ---- one field ----
 
 
-@settings(max_examples=80)
+@draw_examples(80)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=6),
     st.sampled_from(["f4", "i8", ">i4", "?"]),

@@ -9,7 +9,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from drawn import draw_examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from uniformity import chi_square_z
 
@@ -107,7 +108,7 @@ def test_the_order_of_sources_is_that_of_earliest_deadlines(weights):
 # -- passes ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@draw_examples(40)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.data())
 def test_a_source_goes_on_and_each_of_its_passes_is_a_permutation(sizes, data):
     weights = [data.draw(st.integers(1, 5)) for _ in sizes]
@@ -181,7 +182,7 @@ def test_sizes_as_weights_are_a_shuffle_in_even_shares():
 # -- access ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
+@draw_examples(30)
 @given(st.data())
 def test_any_slice_of_any_epoch_is_that_of_the_whole(data):
     sampler = MixtureOrderSampler(
@@ -232,7 +233,7 @@ def due_by(points, n, n_sources):
     return np.cumsum(due, axis=0)
 
 
-@settings(max_examples=60)
+@draw_examples(60)
 @given(st.integers(1, 6), st.data())
 def test_a_schedule_changes_the_shares_from_its_examples_on(n_sources, data):
     weights = st.lists(st.integers(0, 9), min_size=n_sources, max_size=n_sources).filter(any)
