@@ -152,19 +152,26 @@ LOOPS: dict[str, Any] = {
 
 
 def starts() -> Iterator[Any]:
-    """Kinds of loop, and whether the start is interrupted, too. Workers are started by the same
-    lines in each kind of loop over them, hundreds that fork again: one kind, the others nightly."""
+    """Kinds of loop, and which thirds of the lines of a start are interrupted, too. Workers are
+    started by the same lines in each kind of loop over them, hundreds that fork again: a third of
+    them in one kind, the others nightly."""
+    nightly = [pytest.mark.stress]
     for kind, (make, *_) in LOOPS.items():
-        is_repeated = make == "processes" and kind != "processes"
-        yield pytest.param(kind, None, True, marks=[pytest.mark.stress] if is_repeated else [])
-        if is_repeated:
-            yield kind, None, False
-        yield kind, 1, False
+        if make != "processes":
+            yield kind, None, (0, 1, 2)
+        elif kind == "processes":
+            for third in range(3):
+                yield pytest.param(kind, None, (third,), marks=nightly if third else [])
+        else:
+            yield pytest.param(kind, None, (0, 1, 2), marks=nightly)
+            yield kind, None, ()
+        is_like_others = make == "processes" and kind not in ("processes", "processes, stream")
+        yield pytest.param(kind, 1, (), marks=nightly if is_like_others else [])
 
 
 @pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
-@pytest.mark.parametrize(("kind", "seed", "starts"), list(starts()))
-def test_interrupts_at_each_line(kind: str, seed: int | None, starts: bool) -> None:
+@pytest.mark.parametrize(("kind", "seed", "starts"), list(starts()), ids=str)
+def test_interrupts_at_each_line(kind: str, seed: int | None, starts: tuple[int, ...]) -> None:
     """A `for` loop, interrupted at each line of the package, has each batch once, in order; and
     states saved at interrupts go on where the loop was."""
     make, dataset, arguments = LOOPS[kind]
@@ -180,7 +187,7 @@ def test_interrupts_at_each_line(kind: str, seed: int | None, starts: bool) -> N
         # The start has too many lines to be left alone by chance; so have, several times in a row,
         # the hundreds of lines of a stream's batch, all of which run again after an interrupt.
         found = [] if starts else [rows_of(next(iterator))]
-        interrupts = Interrupts(seed, 0.004)
+        interrupts = Interrupts(seed, 0.004, starts or (0, 1, 2))
         states = interrupted(iterator, found, n_batches, interrupts)
         while (
             kind == "processes, any order" and iterator.epoch < 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import logging
 import multiprocessing
 import os
@@ -536,9 +537,17 @@ def counting(*args, **kwargs):
     return unpack(*args, **kwargs)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"seed_examples": True}, {"hedge": 0.5}], ids=str)
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("kind", ["memory", "file"])
+def hits():
+    """Each view with arguments of its own, in memory and in a file; the rest nightly."""
+    ways = [{}, {"seed_examples": True}, {"hedge": 0.5}]
+    for kind, (number, view), (turn, arguments) in itertools.product(
+        ["memory", "file"], enumerate(VIEWS), enumerate(ways)
+    ):
+        nightly = turn != number % len(ways)
+        yield pytest.param(kind, view, arguments, marks=[pytest.mark.stress] if nightly else [])
+
+
+@pytest.mark.parametrize(("kind", "view", "arguments"), list(hits()), ids=str)
 def test_hits_are_copied_without_their_examples(kind, view, arguments, tmp_path, monkeypatch):
     monkeypatch.setattr("fastiter.datasets.cached_dataset.unpack", counting)
     for rows, check in ((Rows(), is_right), (Even(), is_right_even)):
@@ -583,7 +592,9 @@ class Laid(Rows):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("place", ["memory", "file", "views"])
+@pytest.mark.parametrize(
+    "place", ["memory", pytest.param("file", marks=pytest.mark.stress), "views"]
+)
 def test_hits_are_right_in_any_layout(place, layout, tmp_path):
     if "tensor" in layout:
         pytest.importorskip("torch")

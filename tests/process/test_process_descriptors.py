@@ -193,8 +193,15 @@ def filled(script, **facts):
     return script
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["the end", "next()"])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "waits"),
+    [
+        pytest.param("fork", False, id="fork-the end"),
+        pytest.param("fork", True, id="fork-next()"),
+        pytest.param("spawn", True, id="spawn-next()"),
+        pytest.param("spawn", False, id="spawn-the end", marks=pytest.mark.stress),
+    ],
+)
 def test_files_that_have_the_descriptors_now_get_no_bytes(tmp_path, method, waits):
     facts = {"method": method, "folder": str(tmp_path), "waits": waits}
     status, out, err = run_script(tmp_path, filled(REUSED, **facts))

@@ -189,7 +189,7 @@ CLOSED = """
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.stress)])
 def test_a_closed_pipe_keeps_nobody_busy(tmp_path, method):
     """Without pidfds, a pipe tells of a worker's death. One that the dataset closes tells of none:
     the program sleeps while it waits, and notices the death all the same."""

@@ -248,7 +248,7 @@ def test_neither_a_fork_nor_another_iterators_start_changes_a_ring(iterator):
         ("fork", "sys.exit(0)"),
         ("fork", "None"),
         ("fork", "1 / 0"),
-        ("spawn", "sys.exit(0)"),
+        pytest.param("spawn", "sys.exit(0)", marks=pytest.mark.stress),
         ("forkserver", "None"),
     ],
 )

@@ -173,7 +173,7 @@ class Draws:
 
 @pytest.mark.parametrize(("method", "claims"), [("fork", None), ("fork", 3), ("spawn", None)])
 def test_no_worker_draws_what_another_has_drawn(make, method, claims):
-    iterator = make(Draws(), 40, n_processes=3, maxtasksperchild=claims, context=method)
+    iterator = make(Draws(), 40, n_processes=2, maxtasksperchild=claims, context=method)
     rows = [row for _ in range(10) for row in next(iterator)]
     for column in (1, 2):
         assert len({row[column] for row in rows}) == len(rows)

@@ -491,7 +491,7 @@ def test_l6_finalized_iterators_in_cycles_do_not_use_up_the_address_space():
     gc.disable()
     try:
         rooms = []
-        for _ in range(40):
+        for _ in range(20):
             iterator = MultiprocessIterator(range(8), 2, n_processes=1)
             next(iterator)
             rooms.append(ring_of(iterator).arena.geometry[-1])

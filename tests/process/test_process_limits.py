@@ -221,7 +221,7 @@ def test_limits_of_memory(output_of, limit):
 # -- processes --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("at", [1, pytest.param(2, marks=pytest.mark.stress), 3])
 @pytest.mark.parametrize(
     ("number", "advice"),
     [(errno.EAGAIN, r"worker process.*ulimit -u.*fewer"), (errno.ENOMEM, "memory.*fewer workers")],
@@ -263,7 +263,7 @@ def can_be_anybody() -> bool:
 
 
 @pytest.mark.skipif(not can_be_anybody(), reason="cannot become another user")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.stress)])
 def test_a_program_that_gives_up_its_rights(output_of, method):
     """It may send its workers no signal any more; hung ones end all the same."""
     out = output_of(f"""
@@ -650,7 +650,7 @@ def test_a_storm_of_signals(output_of):
 @pytest.mark.parametrize(
     ("method", "when"),
     [
-        ("fork", "they wait"),
+        pytest.param("fork", "they wait", marks=pytest.mark.stress),
         ("fork", "they compute"),
         ("spawn", "they import"),
         pytest.param("forkserver", "they compute", marks=pytest.mark.stress),

@@ -99,8 +99,15 @@ def test_a_batch_size_that_no_batch_has_takes_no_memory(make):
         iterator.reset()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("kind", [Arrays, Fields])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        (Arrays, "fork"),
+        (Fields, "spawn"),
+        pytest.param(Arrays, "spawn", marks=pytest.mark.stress),
+        pytest.param(Fields, "fork", marks=pytest.mark.stress),
+    ],
+)
 def test_batches_that_grow(make, kind, method):
     """By new mappings, in the program and in workers; what is held from before stays."""
     sizes = [1000, 2 * MIB, 30_000, 9 * MIB, 100, 5 * MIB, 40 * MIB, 7]

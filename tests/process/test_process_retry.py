@@ -45,7 +45,7 @@ def indices(batch):
     return [index for _, index in batch]
 
 
-@pytest.mark.parametrize("how", ["sleep", "read", "stop"])
+@pytest.mark.parametrize("how", ["sleep", pytest.param("read", marks=pytest.mark.stress), "stop"])
 def test_rows_of_hung_workers_are_fetched_by_others(make, tmp_path, how):
     before, processes = set(descriptors()), children()
     held = {3, 4, 17, 40, 63}
@@ -127,8 +127,15 @@ def test_a_spare_takes_the_place_of_a_hung_worker(make, tmp_path, context):
 
 
 @pytest.mark.each_method
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-@pytest.mark.parametrize("function", [WorkerGroup._launch_with, WorkerProcess.open_pidfd])
+@pytest.mark.parametrize(
+    ("context", "function"),
+    [
+        ("spawn", WorkerGroup._launch_with),
+        ("forkserver", WorkerGroup._launch_with),
+        ("forkserver", WorkerProcess.open_pidfd),
+        pytest.param("spawn", WorkerProcess.open_pidfd, marks=pytest.mark.stress),
+    ],
+)
 def test_an_interrupt_while_the_spare_starts(make, context, function):
     """It is started again, or goes on, and nothing is left of it in the end."""
     with make(range(4), 4, context=context) as first:

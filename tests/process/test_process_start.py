@@ -100,9 +100,9 @@ def anonymous_bytes(pid):
 @pytest.mark.each_method
 def test_workers_share_one_image_of_the_dataset(make, method):
     def private(nbytes):
-        iterator = make(Big(nbytes), 16, n_processes=3, context=method)
+        iterator = make(Big(nbytes), 16, n_processes=2, context=method)
         pids = []
-        while len(pids) < 3:
+        while len(pids) < 2:
             for batch in (next(iterator) for _ in range(8)):
                 assert all(example[1] == nbytes // 8 // 64 for example in batch)
             pids = ready_pids_of(iterator)

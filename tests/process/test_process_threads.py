@@ -447,7 +447,7 @@ def test_a_lock_that_another_thread_holds_does_not_hang_a_forked_worker(tmp_path
 
 
 @forks_by_default
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.stress), True])
 def test_workers_that_come_later_are_forked_as_the_first_ones(tmp_path, killed):
     body = f"""
     iterator = make(maxtasksperchild=None if {killed} else 9)
@@ -469,7 +469,7 @@ def test_workers_that_come_later_are_forked_as_the_first_ones(tmp_path, killed):
 
 
 @forks_by_default
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.stress)])
 def test_workers_that_come_later_are_not_forked_beside_threads_where_safe(tmp_path, killed):
     """The fork was safe when the first ones started."""
     body = f"""

@@ -21,11 +21,14 @@ PACKAGE = str(Path(fastiter.__file__).parent)
 
 class Interrupts:
     """Raises KeyboardInterrupt at lines of the package, but for finalizers, which would lose it:
-    at each one when it is first run, or with a seed at random ones, a share of them."""
+    at each one when it is first run, or at some thirds of these, or with a seed at random ones, a
+    share of them."""
 
-    def __init__(self, seed: int | None = None, share: float = 0.02) -> None:
+    def __init__(
+        self, seed: int | None = None, share: float = 0.02, thirds: tuple[int, ...] = (0, 1, 2)
+    ) -> None:
         self.random = None if seed is None else random.Random(seed)
-        self.share = share
+        self.share, self.thirds = share, thirds
         self.seen: set[tuple[CodeType, int]] = set()
         self.count, self.pid = 0, os.getpid()
 
@@ -54,6 +57,8 @@ class Interrupts:
         place = code, frame.f_lineno
         if place not in self.seen if self.random is None else self.random.random() < self.share:
             self.seen.add(place)
+            if len(self.seen) % 3 not in self.thirds:
+                return self
             self.count += 1
             raise KeyboardInterrupt
         return self
