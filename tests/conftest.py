@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         twin = re.sub(r"\bspawn\b", "forkserver", name)
         if twin != name and twin in by_name and not item.get_closest_marker("each_method"):
             item.add_marker(pytest.mark.stress)
+    # Cases that differ in what all kinds of iterators do alike.
+    counts: Counter[Any] = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("thinned"):
+            values = item.callspec.params.values()
+            kinds = [str(x) for x in values if isinstance(x, Kind) or "process" in str(x)]
+            case = (item.function, *kinds)
+            if any("process" in name for name in kinds) and counts[case] % mark.args[0]:
+                item.add_marker(pytest.mark.stress)
+            counts[case] += 1
     for item in items:
         if fast.is_fast(item):
             item.add_marker(pytest.mark.fast)

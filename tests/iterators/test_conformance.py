@@ -360,6 +360,7 @@ def test_numpy_integers_are_integers(make):
     assert type(iterator.batch_size) is int
 
 
+@pytest.mark.thinned(16)
 @pytest.mark.parametrize("code", "bHiIlLqQ")
 @pytest.mark.parametrize("byte_order", "=>")
 def test_orders_of_any_dtype_of_integers(make, code, byte_order):
@@ -400,6 +401,7 @@ class WrongOnce:
         return self._answers.pop(0) if self._answers else np.arange(6)
 
 
+@pytest.mark.thinned(16)
 @pytest.mark.parametrize("wrong", WRONG_ORDERS)
 def test_wrong_order_is_an_error_of_the_batch_that_needs_it(make, wrong):
     iterator = make(range(6), 2, order_sampler=WrongOnce(WRONG_ORDERS[wrong]))
@@ -411,6 +413,7 @@ def test_wrong_order_is_an_error_of_the_batch_that_needs_it(make, wrong):
     assert iterator.epoch == 1
 
 
+@pytest.mark.thinned(16)
 @pytest.mark.parametrize("wrong", WRONG_ORDERS)
 def test_wrong_first_order_is_an_error_of_the_constructor(make, wrong):
     # Of the first order any size but none is right.

@@ -686,7 +686,7 @@ def test_batches_of_several_short_epochs_know_the_epoch_of_each_row(kind, by_gen
         return rows[:40], epochs[:40]
 
     expected = run(1, SerialIterator)
-    for size in range(1, 12):
+    for size in (1, 2, 3, 4, 7, 11):
         try:
             assert run(size) == expected
         except RuntimeError as error:

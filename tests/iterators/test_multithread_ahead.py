@@ -269,9 +269,9 @@ BUSY = """
     "end",
     [
         "",
-        "import builtins; builtins.kept = iterator",
+        pytest.param("import builtins; builtins.kept = iterator", marks=pytest.mark.stress),
         "iterator.itself = iterator; del iterator",
-        "import sys; sys.exit(0)",
+        pytest.param("import sys; sys.exit(0)", marks=pytest.mark.stress),
         "import atexit; atexit.register(iterator.finalize)",
         "threading.Thread(target=lambda: [None for _ in iterator], daemon=True).start()",
     ],

@@ -95,6 +95,7 @@ def expected(seed, batch_size, n_batches):
     return rows[: n_batches * batch_size]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("batch_size", [3, 5, 34])
 def test_every_iterator_gives_the_numbers_of_seed_epoch_and_index(make, batch_size):
     iterator = make(Draws(), batch_size, order_sampler=ShuffleOrderSampler(5))
@@ -179,6 +180,7 @@ def test_a_generator_of_the_samplers_own_tells(generator):
 
 
 # An order without a seed is an array, which JSON does not take.
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("way", "shuffle"),
     [("json", False), *((w, s) for w in ("dict", "copy") for s in (False, True))]

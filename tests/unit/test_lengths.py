@@ -169,6 +169,7 @@ def test_a_batch_by_definition(container, rules):
     assert_same(concat_examples(batch, **rules), expected_batch(batch, **rules))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("container", "rules"), CASES)
 def test_every_iterator_gives_the_same(make, container, rules):
     # Rows of equal lengths need no padding: every other rule.
