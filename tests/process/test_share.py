@@ -147,7 +147,8 @@ def answer(handle: Shared, connection) -> None:
 
 def start(context, target, *arguments):
     ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(*arguments, theirs))
+    # Daemonic, so that it ends with pytest where the test fails.
+    process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
     process.start()
     theirs.close()
     return process, ours
