@@ -106,8 +106,7 @@ class _Torchvision:
         self._paths, self._is_float = paths, "float32" in kind
         self._is_crop, self._by_pillow = "validation" not in kind, decoder == "pillow"
         self._crops = [
-            transform.window(height, width, functools.partial(example_rng, _SEED, 0, i))
-            for i in range(len(paths))
+            transform.window(height, width, example_rng(_SEED, 0, i)) for i in range(len(paths))
         ]
 
     def __len__(self) -> int:

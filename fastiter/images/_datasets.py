@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._order.example_rng import current_generator
 from fastiter._util.arguments import checked_path
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._packed import pack
@@ -212,5 +211,4 @@ def decode(
         raise TypeError(
             f"data must be the contiguous bytes of an image's file, not {type(data).__qualname__}"
         ) from None
-    decoder = Decoder(transform, **options)
-    return decoder.array(view, None, current_generator if rng is None else lambda: rng)
+    return Decoder(transform, **options).array(view, None, rng)

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastiter._order.example_rng import current_generator
 from fastiter._util.arguments import checked_callable, checked_choice, checked_flag
 from fastiter.datasets._images import pillow
 from fastiter.errors import ImageError
 from fastiter.images._resize import resized
-from fastiter.images._transforms import CropWindow, ImageTransform, RandomSource
+from fastiter.images._transforms import CropWindow, ImageTransform
 
 _ORIENTATION = 0x0112  # the tag of EXIF
 #: Of its values, the steps through rows and columns; from 5 on, these change places then.
@@ -61,13 +60,13 @@ class Decoder:
         return Decoder, (self.transform, self.callable, self.decoder, self.scaled, self.exif)
 
     def array(
-        self, data: Any, path: str | None, source: RandomSource = current_generator, out: Any = None
+        self, data: Any, path: str | None, rng: np.random.Generator | None = None, out: Any = None
     ) -> Any:
         """Make the array of an image, in ``out``, if that has its shape and dtype, else a new one;
         or what ``callable`` makes of a new one. ImageError for bytes that are damaged, or of no
         image."""
         try:
-            array = self._array(data, source, out if self.callable is None else None)
+            array = self._array(data, rng, out if self.callable is None else None)
         except MemoryError:
             raise
         except Exception as error:  # damaged bytes may cause nearly any error
@@ -77,7 +76,7 @@ class Decoder:
             raise ImageError.of(path, reason) from error
         return array if self.callable is None else self.callable(array)
 
-    def _array(self, data: Any, source: RandomSource, out: Any) -> Any:
+    def _array(self, data: Any, rng: np.random.Generator | None, out: Any) -> Any:
         transform = self.transform
         sides = self._sides_of_jpeg(data)
         image: Any = self._pillow.open(io.BytesIO(data)) if sides is None or self.exif else None
@@ -87,7 +86,7 @@ class Decoder:
         (down, across), is_turned = _STEPS.get(turn, (1, 1)), turn in (5, 6, 7, 8)
         height, width = image.size[::-1] if sides is None else sides
         upright = (width, height) if is_turned else (height, width)
-        window = transform.window(*upright, source)
+        window = transform.window(*upright, rng)
         self._check_size(*window.shape)
         scale = _scale(window) if self.scaled else 1
         size = -(-height // scale), -(-width // scale)

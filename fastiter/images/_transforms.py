@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fastiter._order.example_rng import current_generator
 from fastiter._util.arguments import checked_choice, checked_int
 from fastiter._util.concurrency import made_once
 
-RandomSource: TypeAlias = Callable[[], np.random.Generator]
 _MOST = 65_535  # pixels of a side, as of a JPEG
 _TRIES = 10  # torchvision's
 
@@ -70,8 +69,9 @@ class ImageTransform:
         table = (np.arange(256)[:, None] / 255 - (self.mean or (0.0,) * 3)) / (self.std or 1.0)
         return np.ascontiguousarray(table.T, np.float32)
 
-    def window(self, height: int, width: int, source: RandomSource) -> CropWindow:
-        """The window of an image of this size. Draws from ``source()``, if it draws at all."""
+    def window(self, height: int, width: int, rng: np.random.Generator | None) -> CropWindow:
+        """The window of an image of this size. It draws from ``rng``, if it draws at all; None is
+        the generator of the example that is fetched."""
         raise NotImplementedError
 
 
@@ -124,23 +124,23 @@ class RandomResizedCrop(ImageTransform):
         if not 0 <= flip <= 1:
             raise ValueError(f"flip must be a probability, from 0 to 1, not {flip!r}")
 
-    def window(self, height: int, width: int, source: RandomSource) -> CropWindow:
+    def window(self, height: int, width: int, rng: np.random.Generator | None) -> CropWindow:
         # All at once: as many numbers for each image, whichever of the tries fits.
-        drawn = source().random(2 * _TRIES + 3).tolist()
+        *tries, y, x, coin = (rng or current_generator()).random(2 * _TRIES + 3).tolist()
         (least, most), (low, high) = self.scale, map(math.log, self.ratio)
-        for number in range(0, 2 * _TRIES, 2):
-            area = height * width * (least + (most - least) * drawn[number])
-            ratio = math.exp(low + (high - low) * drawn[number + 1])
+        for share, stretch in zip(tries[::2], tries[1::2], strict=True):
+            area = height * width * (least + (most - least) * share)
+            ratio = math.exp(low + (high - low) * stretch)
             w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < w <= width and 0 < h <= height:
-                top, left = int(drawn[-3] * (height - h + 1)), int(drawn[-2] * (width - w + 1))
+                top, left = int(y * (height - h + 1)), int(x * (width - w + 1))
                 break
         else:
             w = min(width, max(1, round(height * self.ratio[1])))
             h = min(height, max(1, round(width / self.ratio[0])))
             top, left = (height - h) // 2, (width - w) // 2
         size: Any = self.size
-        return CropWindow((left, top, left + w, top + h), size, (0, 0), size, drawn[-1] < self.flip)
+        return CropWindow((left, top, left + w, top + h), size, (0, 0), size, coin < self.flip)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -168,7 +168,7 @@ class ResizeCenterCrop(ImageTransform):
             raise ValueError(f"size must be at most resize={self.resize!r}, not {self.size!r}")
         vars(self).update(size=size, resize=whole[0] if np.ndim(self.resize) == 0 else whole)
 
-    def window(self, height: int, width: int, source: RandomSource) -> CropWindow:
+    def window(self, height: int, width: int, rng: np.random.Generator | None) -> CropWindow:
         shape: Any = self.size
         size = _resized(height, width, self.resize)
         corner = round((size[0] - shape[0]) / 2), round((size[1] - shape[1]) / 2)
@@ -195,7 +195,7 @@ class Resize(ImageTransform):
         both = _both("size", self.size)
         vars(self).update(size=both[0] if np.ndim(self.size) == 0 else both)
 
-    def window(self, height: int, width: int, source: RandomSource) -> CropWindow:
+    def window(self, height: int, width: int, rng: np.random.Generator | None) -> CropWindow:
         size = _resized(height, width, self.size)
         return CropWindow((0, 0, width, height), size, (0, 0), size)
 
