@@ -58,7 +58,6 @@ cdef extern from "os/fi_cache.h" nogil:
         FI_CACHE_STORED
         FI_CACHE_FAILED
         FI_CACHE_UNCACHED
-        FI_CACHE_DAMAGED
         FI_CACHE_FETCH_NS
         FI_CACHE_COMMITTED
         FI_CACHE_FULL

@@ -6,6 +6,8 @@ cdef class CacheTable:
     cdef object __weakref__
     cdef fi_cache cache
     cdef uint64_t mapped
+    cdef readonly uint64_t limit  # bytes that may be in use
+    cdef readonly bint is_private  # whether the file is read-only
     cdef object locks, hold
     cdef int pid
     cdef uint64_t token, key, n_claims

@@ -60,6 +60,7 @@ cdef class CacheTable:
                   bint is_private):
         cdef void *base
         self.cache.fd = -1
+        self.limit, self.is_private = limit, is_private
         self.cache.length, self.cache.limit = length, limit
         self.cache.takes_memory, self.cache.has_sums = takes_memory, has_sums
         self.cache.fd = os.dup(fd)
@@ -89,16 +90,6 @@ cdef class CacheTable:
         """In a forked child: its parent's token is not the child's."""
         if self.locks is not None:
             self.locks.forget()
-
-    @property
-    def is_private(self):
-        """Whether the file is read-only."""
-        return self.cache.checked != NULL
-
-    @property
-    def limit(self):
-        """Bytes that may be in use."""
-        return self.cache.limit
 
     @property
     def stamp(self):
@@ -174,7 +165,7 @@ cdef class CacheTable:
 
     def stores(self, uint64_t row):
         """Whether it may be worth while to prepare an entry for `store`."""
-        return self.cache.checked == NULL and fi_cache_has_room(&self.cache) and (
+        return not self.is_private and fi_cache_has_room(&self.cache) and (
             not fi_cache_is_place(fi_cache_load(&self.cache, fi_cache_row(row))))
 
     def store(self, uint64_t row, uint64_t size, start, list buffers,
@@ -282,15 +273,12 @@ cdef class CacheTable:
 
     def counts(self):
         """Numbers by name."""
+        cdef uint64_t word = FI_CACHE_HITS
+        found = {}
+        for name in ("hits", "stored", "failed", "uncached", "damaged", "fetch_seconds"):  # as in C
+            found[name] = fi_cache_load(&self.cache, word)
+            word += 1
+        found["fetch_seconds"] /= 1e9
         used = fi_cache_load(&self.cache, FI_CACHE_END) - fi_cache_load(&self.cache, FI_CACHE_BASE)
         committed = fi_cache_load(&self.cache, FI_CACHE_COMMITTED)
-        return {
-            "bytes": used,
-            "lost": max(0, int(used) - int(committed)),
-            "hits": fi_cache_load(&self.cache, FI_CACHE_HITS),
-            "stored": fi_cache_load(&self.cache, FI_CACHE_STORED),
-            "failed": fi_cache_load(&self.cache, FI_CACHE_FAILED),
-            "uncached": fi_cache_load(&self.cache, FI_CACHE_UNCACHED),
-            "damaged": fi_cache_load(&self.cache, FI_CACHE_DAMAGED),
-            "fetch_seconds": fi_cache_load(&self.cache, FI_CACHE_FETCH_NS) / 1e9,
-        }
+        return {**found, "bytes": used, "lost": max(0, int(used) - int(committed))}

@@ -67,74 +67,71 @@ def open_table(path: str, meaning: Meaning, disk: float, number: bytes | None = 
     float is a share of what its file system has free. `number`: that of the only right file."""
     if not isinstance(disk, float):
         require_index("disk", disk, meaning.length)
-    fd = -1
+    opened = None
     try:
-        fd, is_read_only, found = _open(os.path.realpath(path), meaning, number)
-        if meaning != found.meaning:
-            raise ValueError(
-                f"the cache {path} holds {found.meaning}, and this one is of {meaning}: pass "
-                "another path=, or delete the file"
-            )
-        table = _table(fd, meaning, disk, is_read_only)
-        return OpenedFile(table, found.number, bool(table.present().any()))
+        while opened is None:
+            fd, is_read_only = _descriptor(path, meaning, number)
+            try:
+                opened = _opened(fd, is_read_only, path, meaning, disk, number)
+            finally:
+                os.close(fd)  # the table has a duplicate, and with it the lock
     except OSError as error:
         error.filename = error.filename or path  # none where a call took the descriptor
         raise
-    finally:
-        if fd >= 0:
-            os.close(fd)  # the table has a duplicate, and with it the lock
+    return opened
 
 
-class _Found(NamedTuple):
-    meaning: Meaning
-    number: bytes
-
-
-def _open(path: str, meaning: Meaning, number: bytes | None) -> tuple[int, bool, _Found]:
+def _descriptor(path: str, meaning: Meaning, number: bytes | None) -> tuple[int, bool]:
+    """A descriptor of the file, which is made if there is none; and whether it is read-only."""
     while True:
-        is_read_only = False
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK), False
         except FileNotFoundError:
             if number is not None:
                 raise ValueError(f"the cache {path} was deleted since it was pickled") from None
             _make(path, meaning)
-            continue
         except OSError as error:
             if error.errno == errno.EISDIR:
                 raise ValueError(f"{path} is a folder, and path= expects a file") from None
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            is_read_only = True
-        try:
-            found = _description(fd, path)
-            if number is not None and (isinstance(found, str) or found.number != number):
-                raise ValueError(f"the cache {path} was replaced since it was pickled")
-            if isinstance(found, _Found):
-                kept, fd = fd, -1
-                return kept, is_read_only, found
-            if is_read_only:
-                raise ValueError(f"the cache {path} {found}, and it is read-only")
-            # The process that has this lock, and finds the same file again, replaces it. Processes
-            # that use the file have another lock.
-            with (
-                FileLocks(fd, ALL_ROWS + 1, "replacing a cache").alone(
-                    ALL_ROWS, f"its turn to replace {path}"
-                ),
-                contextlib.suppress(FileNotFoundError),
-            ):
-                if os.path.samestat(os.stat(path), os.fstat(fd)):
-                    if os.fstat(fd).st_size > 0:
-                        warn_caller(f"the cache {path} {found}: it is made anew")
-                    _make(path, meaning, replaces=True)
-        finally:
-            if fd >= 0:
-                os.close(fd)
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), True
 
 
-def _description(fd: int, path: str) -> _Found | str:
-    """The description in a file; of a damaged one, its damage. ValueError if it is no cache."""
+def _opened(
+    fd: int, is_read_only: bool, path: str, meaning: Meaning, disk: float, number: bytes | None
+) -> OpenedFile | None:
+    """The cache in a file; None of a damaged one, which is made anew."""
+    found = _description(fd, path)
+    if number is not None and (isinstance(found, str) or found[1] != number):
+        raise ValueError(f"the cache {path} was replaced since it was pickled")
+    if not isinstance(found, str):
+        if meaning != found[0]:
+            raise ValueError(
+                f"the cache {path} holds {found[0]}, and this one is of {meaning}: pass another "
+                "path=, or delete the file"
+            )
+        table = _table(fd, meaning, disk, is_read_only)
+        return OpenedFile(table, found[1], bool(table.present().any()))
+    if is_read_only:
+        raise ValueError(f"the cache {path} {found}, and it is read-only")
+    # The process that has this lock, and finds the same file again, replaces it. Processes that use
+    # the file have another lock.
+    with (
+        FileLocks(fd, ALL_ROWS + 1, "replacing a cache").alone(
+            ALL_ROWS, f"its turn to replace {path}"
+        ),
+        contextlib.suppress(FileNotFoundError),
+    ):
+        if os.path.samestat(os.stat(path), os.fstat(fd)):
+            if os.fstat(fd).st_size > 0:
+                warn_caller(f"the cache {path} {found}: it is made anew")
+            _make(path, meaning, replaces=True)
+    return None
+
+
+def _description(fd: int, path: str) -> tuple[Meaning, bytes] | str:
+    """Meaning and number of a file; of a damaged one, its damage. ValueError if it is no cache."""
     facts = os.fstat(fd)
     if not stat.S_ISREG(facts.st_mode):
         raise ValueError(f"{path} is no file, and path= expects the file of a cache")
@@ -154,11 +151,12 @@ def _description(fd: int, path: str) -> _Found | str:
     if facts.st_size < start_of(length):
         return f"was cut: it has {facts.st_size} bytes, and its index alone {start_of(length)}"
     kind, key = json.loads(data[_HEAD.size : _HEAD.size + size])
-    return _Found(Meaning(length, kind, key), number)
+    return Meaning(length, kind, key), number
 
 
 def _make(path: str, meaning: Meaning, replaces: bool = False) -> None:
     """Makes a file, which gets its name when it is complete."""
+    path = os.path.realpath(path)  # a link stays
     text = json.dumps([meaning.kind, meaning.key]).encode()
     head = bytearray(_DESCRIPTION_BYTES)
     _HEAD.pack_into(head, 0, _MAGIC, 0, meaning.length, os.urandom(16), len(text))

@@ -37,8 +37,36 @@ _NO_WAY = (
 
 
 class CachedDataset(Closing, BatchedWrapper):
-    """A dataset whose examples are fetched once, and kept for all processes; `fastiter.cache`
-    explains it.
+    """A dataset whose examples are fetched once, and kept for all workers, iterators, epochs and,
+    in a file, for other programs. `fastiter.cache` is this class.
+
+    The cache fills as it is used: an example that is not there is fetched from the dataset, in the
+    process that asks for it, stored and returned. Random transforms belong outside of the cache, as
+    it keeps the draw that came first.
+
+    Parameters
+    ----------
+    dataset : sequence
+        Object with ``__len__`` and ``__getitem__``. Its length is asked for once. Where it has
+        ``__getitems__``, one call of that fetches all rows that are missing.
+    memory : int or str, optional
+        Most bytes of memory, or a share of what the machine, or the tightest control group, has in
+        all, such as ``"60%"``; by default ``"50%"``. A full cache stops filling.
+    path : str or path-like, optional
+        A file instead, which outlives the program and is shared by all processes of this machine
+        that open it; not on network file systems. Loading runs pickle: open only files that you
+        trust.
+    disk : int or str, optional
+        Most bytes of the file, or a share of what its file system has free when it is opened; by
+        default ``"90%"``.
+    key : str, int or bytes, optional
+        Name of all that examples depend on besides the dataset's class and length, such as a
+        version of its code: a file that was made with another key is a ValueError. Without a key,
+        the first row that a process finds in a file which was filled before is fetched as well, and
+        compared.
+    copy : bool
+        False: the arrays of an example are read-only views of the cache; tensors and all else are
+        copied. No process may shorten the file then.
 
     Attributes
     ----------
@@ -46,6 +74,20 @@ class CachedDataset(Closing, BatchedWrapper):
         The dataset behind the cache.
     path : str or None
         The absolute path of the file; None of a cache in memory.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the dataset has no length, or an argument is of a wrong type, is out of range, or does
+        not go together with another; if the file is no cache, or that of another dataset.
+    OSError, MemoryError
+        If the file cannot be opened or made, or there is no memory for the index.
+
+    Examples
+    --------
+    >>> squares = fastiter.cache([n * n for n in range(10)], memory=1 << 20)
+    >>> squares[3], squares[3], squares.stats().hits
+    (9, 9, 1)
     """
 
     def __init__(
@@ -68,9 +110,8 @@ class CachedDataset(Closing, BatchedWrapper):
         self.dataset = dataset
         self.path: str | None = None
         self._copies = checked_flag("copy", copy)
-        self._disk = 0.0
+        self._limit: Any = 0  # bytes, or a share of what the file system has free
         self._memory: Any = None
-        self._limit = 0
         self._number: bytes | None = None
         self._trusted = 0  # stamp of the opening whose rows are this dataset's
         self._begin()
@@ -79,7 +120,7 @@ class CachedDataset(Closing, BatchedWrapper):
                 raise ValueError(f"memory={memory!r} is for a cache without path=: pass disk=")
             if key is not None and type(key) not in (str, int, bytes):
                 raise TypeError(f"key must be a str, int or bytes, not {key!r}")
-            self._disk = _checked_size("disk", "90%" if disk is None else disk)
+            self._limit = _checked_size("disk", "90%" if disk is None else disk)
             self.path = os.path.abspath(checked_path("path", path))
             self._meaning = Meaning.of(dataset, self._length, key)
             self._open_file()
@@ -116,7 +157,7 @@ class CachedDataset(Closing, BatchedWrapper):
 
     def _open_file(self) -> None:
         assert self.path is not None
-        opened = open_table(self.path, self._meaning, self._disk, self._number)
+        opened = open_table(self.path, self._meaning, self._limit, self._number)
         self._table, self._number = opened.table, opened.number
         if not opened.is_filled:
             self._trusted = opened.table.stamp
@@ -301,11 +342,10 @@ class CachedDataset(Closing, BatchedWrapper):
         place = "memory" if self.path is None else repr(self.path)
         return f"<CachedDataset of {self._length} examples in {place}>"
 
-    def __copy__(self) -> CachedDataset:
+    def __deepcopy__(self, memo: Any = None) -> CachedDataset:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CachedDataset:
-        return self
+    __copy__ = __deepcopy__
 
     def __getstate__(self) -> dict[str, Any]:
         self._opened()
@@ -321,65 +361,7 @@ class CachedDataset(Closing, BatchedWrapper):
             self._attach()
 
 
-def cache(
-    dataset: Any,
-    *,
-    memory: int | str | None = None,
-    path: Any = None,
-    disk: int | str | None = None,
-    key: str | int | bytes | None = None,
-    copy: bool = True,
-) -> CachedDataset:
-    """Fetch each example once, and keep it for all workers, iterators, epochs and, in a file, for
-    other programs.
-
-    The cache fills as it is used: an example that is not there is fetched from the dataset, in the
-    process that asks for it, stored and returned. Random transforms belong outside of the cache, as
-    it keeps the draw that came first.
-
-    Parameters
-    ----------
-    dataset : sequence
-        Object with ``__len__`` and ``__getitem__``. Its length is asked for once. Where it has
-        ``__getitems__``, one call of that fetches all rows that are missing.
-    memory : int or str, optional
-        Most bytes of memory, or a share of what the machine, or the tightest control group, has in
-        all, such as ``"60%"``; by default ``"50%"``. A full cache stops filling.
-    path : str or path-like, optional
-        A file instead, which outlives the program and is shared by all processes of this machine
-        that open it; not on network file systems. Loading runs pickle: open only files that you
-        trust.
-    disk : int or str, optional
-        Most bytes of the file, or a share of what its file system has free when it is opened; by
-        default ``"90%"``.
-    key : str, int or bytes, optional
-        Name of all that examples depend on besides the dataset's class and length, such as a
-        version of its code: a file that was made with another key is a ValueError. Without a key,
-        the first row that a process finds in a file which was filled before is fetched as well, and
-        compared.
-    copy : bool
-        False: the arrays of an example are read-only views of the cache; tensors and all else are
-        copied. No process may shorten the file then.
-
-    Returns
-    -------
-    fastiter.datasets.CachedDataset
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the dataset has no length, or an argument is of a wrong type, is out of range, or does
-        not go together with another; if the file is no cache, or that of another dataset.
-    OSError, MemoryError
-        If the file cannot be opened or made, or there is no memory for the index.
-
-    Examples
-    --------
-    >>> squares = fastiter.cache([n * n for n in range(10)], memory=1 << 20)
-    >>> squares[3], squares[3], squares.stats().hits
-    (9, 9, 1)
-    """
-    return CachedDataset(dataset, memory=memory, path=path, disk=disk, key=key, copy=copy)
+cache = CachedDataset  # under the name that it has in `fastiter`
 
 
 def _checked_size(name: str, value: Any) -> float:
