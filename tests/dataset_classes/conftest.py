@@ -18,3 +18,9 @@ LIBRARIES = [datasets] if chainer_datasets is None else [datasets, chainer_datas
 def any_library(request):
     """Ours, and Chainer's where it imports: for what both do."""
     return request.param
+
+
+@pytest.fixture
+def torch():
+    """Imported before a test is watched, as its import may start a process."""
+    return pytest.importorskip("torch")

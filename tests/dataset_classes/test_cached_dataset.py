@@ -1,27 +1,22 @@
-"""fastiter.cache in one process: examples, limits, files, damage."""
+"""fastiter.cache in one process: examples, arguments, limits."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
-import dataclasses
-import errno
 import io
 import itertools
 import logging
 import math
 import os
 import pickle
-import stat
-import subprocess
 import sys
 import threading
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from cached_rows import Counted, assert_equal, in_threads, rows_of
 
 import fastiter
 from fastiter._ring.serialization import dumps
@@ -43,23 +38,6 @@ class Own:
     __hash__ = None
 
 
-class Counted:
-    """A dataset that notes which rows were asked for."""
-
-    def __init__(self, examples):
-        self.examples, self.asked = list(examples), []
-
-    def __len__(self):
-        return len(self.examples)
-
-    def __getitem__(self, i):
-        self.asked.append(i)
-        example = self.examples[i]
-        if isinstance(example, Exception):
-            raise example
-        return copy.deepcopy(example)
-
-
 class Many(Counted):
     def __getitems__(self, indices):
         self.asked.append(list(indices))
@@ -69,36 +47,6 @@ class Many(Counted):
 @pytest.fixture(params=["memory", "file"])
 def place(request, tmp_path):
     return {"memory": 1 << 24} if request.param == "memory" else {"path": tmp_path / "cache"}
-
-
-@pytest.fixture
-def torch():
-    """Imported before a test is watched, as its import may start a process."""
-    return pytest.importorskip("torch")
-
-
-def rows_of(n=20, step=100):
-    return [(np.arange(i * step, dtype=np.float32) + i, i) for i in range(n)]
-
-
-def assert_equal(a, b):
-    assert type(a) is type(b)
-    if isinstance(a, (tuple, list)):
-        assert len(a) == len(b)
-        for left, right in zip(a, b, strict=True):
-            assert_equal(left, right)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            assert_equal(a[key], b[key])
-    elif isinstance(a, np.ndarray) and a.dtype.hasobject:
-        assert a.tolist() == b.tolist()
-    elif isinstance(a, np.ndarray):
-        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    elif isinstance(a, float) and math.isnan(a):
-        assert math.isnan(b)
-    else:
-        assert a == b
 
 
 EXAMPLES = [
@@ -412,254 +360,6 @@ def test_stats_text():
     assert str(stats) == "118,287 of 118,287 rows, 66.5 GB of 120.0 GB, 92 % hits, 30.7 h saved"
 
 
-# ---- files
-
-
-def test_a_file_outlives_its_program(tmp_path):
-    path = tmp_path / "cache"
-    with fastiter.cache(Counted(rows_of()), path=path, key="v1") as cached:
-        list(cached[:15])
-        assert cached.path == str(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    dataset = Counted(rows_of())
-    with fastiter.cache(dataset, path=path, key="v1") as cached:
-        assert cached.stats()[:2] == (15, 20) and cached.stats().hits == 0
-        assert_equal(cached[:15], rows_of()[:15])
-        assert dataset.asked == []
-        assert_equal(cached[:], rows_of())
-        assert dataset.asked == [15, 16, 17, 18, 19]
-    assert os.listdir(tmp_path) == ["cache"]
-
-
-def test_without_a_key_one_row_is_compared(tmp_path):
-    path = tmp_path / "cache"
-    with fastiter.cache(Counted(rows_of()), path=path) as cached:
-        list(cached[:])
-    dataset = Counted(rows_of())
-    with fastiter.cache(dataset, path=path) as cached:
-        assert_equal(cached[:], rows_of())
-        assert dataset.asked == [0]
-        assert cached.stats().hits == 20 and cached.stats().misses == 0
-    with fastiter.cache(Counted(range(20)), path=path) as cached:
-        for _ in range(2):
-            with pytest.raises(ValueError, match="key="):
-                cached[2]
-
-
-EQUAL = r"""
-import sys
-import numpy as np
-import fastiter
-
-class Own:
-    def __init__(self):
-        self.names = {str(i) * 3 for i in range(50)}
-    def __eq__(self, other):
-        return self.names == other.names
-
-examples = [{str(i) * 3 for i in range(50)}, Own(), np.ma.array([1, 2, 3], mask=[0, 1, 0])]
-try:
-    import torch
-except ImportError:
-    pass
-else:
-    examples += [torch.arange(100)[::7], torch.ones(3, requires_grad=True), torch.ones(1).expand(4)]
-for number, example in enumerate(examples):
-    with fastiter.cache([example], path=f"{sys.argv[1]}/{number}") as cached:
-        cached[0]
-        assert cached.stats().hits == int(sys.argv[2])
-"""
-
-
-def test_equal_rows_of_another_program_are_no_error(tmp_path):
-    for hits, seed in enumerate(("1", "7")):  # which decides the order of a set
-        subprocess.run(
-            [sys.executable, "-c", EQUAL, str(tmp_path), str(hits)],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            check=True,
-        )
-
-
-@pytest.mark.parametrize("other", [{"key": "v2"}, {"key": b"v1"}, {}, {"dataset": Counted([1])}])
-def test_another_meaning_is_an_error(tmp_path, other):
-    path = tmp_path / "cache"
-    with fastiter.cache(Counted(rows_of()), path=path, key="v1") as cached:
-        list(cached[:])
-    before = path.read_bytes()
-    arguments = {"dataset": Counted(rows_of()), **other}
-    with pytest.raises(ValueError, match="'v1'"):
-        fastiter.cache(arguments.pop("dataset"), path=path, **arguments)
-    assert path.read_bytes() == before
-
-
-def test_other_files_are_left_alone(tmp_path):
-    path = tmp_path / "file"
-    for content in (b"f", b"something else" * 1000):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match="not fastiter's"):
-            fastiter.cache([1], path=path)
-        assert path.read_bytes() == content
-
-
-def test_a_link_stays_a_link(tmp_path):
-    path, target = tmp_path / "link", tmp_path / "file"
-    path.symlink_to(target)
-    with fastiter.cache([1], path=path) as cached:
-        assert cached[0] == 1
-    target.write_bytes(b"")
-    with fastiter.cache([1], path=path) as cached:
-        assert cached[0] == 1
-    assert path.is_symlink() and target.stat().st_size > 1000
-
-
-@pytest.mark.timeout(60)
-def test_a_file_is_made_anew_while_others_have_it_open(tmp_path):
-    path = tmp_path / "file"
-    old = fastiter.cache(Counted(rows_of()), path=path, key=1)
-    list(old[:])
-    with open(path, "r+b") as file:
-        file.seek(30)
-        file.write(b"damage")
-    with pytest.warns(UserWarning, match="made anew"):
-        new = fastiter.cache(Counted(rows_of()), path=path, key=1)
-    assert new.stats().rows == 0 and new[3][1] == 3 and new.stats().rows == 1
-    assert_equal(old[:], rows_of())
-    assert old.stats().hits == 20
-    again = fastiter.cache(Counted(rows_of()), path=path, key=1)
-    assert again.stats().rows == 1 and again[3][1] == 3 and new.stats().hits == 1
-
-
-def test_an_empty_file_counts_as_none(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        cached = fastiter.cache([1], path=path)
-    assert cached[0] == 1 and path.stat().st_size > 1000
-
-
-def test_a_file_system_where_each_file_has_a_name(tmp_path, monkeypatch):
-    real = os.open
-
-    def refuse(path, flags, *rest):
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
-        return real(path, flags, *rest)
-
-    monkeypatch.setattr(os, "open", refuse)
-    path = tmp_path / "file"
-    for content in (b"", b"fastiter cache 1"):
-        path.write_bytes(content)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            cached = fastiter.cache([1, 2], path=path)
-        assert cached[:] == [1, 2] and os.listdir(tmp_path) == ["file"]
-
-
-def test_a_file_that_was_replaced_does_not_load(tmp_path):
-    path = tmp_path / "file"
-    cached = fastiter.cache([1, 2], path=path)
-    text = pickle.dumps(cached)
-    cached[0]
-    other = pickle.loads(text)
-    assert other[0] == 1 and other.stats().hits == 1
-    path.unlink()
-    with pytest.raises(ValueError, match="deleted"):
-        pickle.loads(text)
-    fastiter.cache([1, 2], path=path)
-    with pytest.raises(ValueError, match="replaced"):
-        pickle.loads(text)
-    assert cached[0] == 1  # whoever has the old one goes on with it
-
-
-@contextlib.contextmanager
-def read_only_files():
-    real = os.open
-
-    def refuse(path, flags, *rest):
-        if flags & os.O_RDWR and str(path).endswith("file"):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-        return real(path, flags, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "open", refuse)
-        yield
-
-
-def test_a_file_that_cannot_be_opened_for_writing_serves_hits(tmp_path):
-    path = tmp_path / "file"
-    with fastiter.cache(Counted(rows_of()), path=path, key=1) as cached:
-        list(cached[:10])
-    before = path.read_bytes()
-    dataset = Counted(rows_of())
-    with read_only_files(), fastiter.cache(dataset, path=path, key=1) as cached:
-        assert_equal(cached[:], rows_of())
-        assert cached.stats().hits == 10 and cached.stats().uncached == 10
-        with pytest.raises(ValueError, match="read-only"):
-            cached.clear()
-        assert cached.is_full
-    assert dataset.asked == list(range(10, 20)) and path.read_bytes() == before
-
-
-def test_rows_of_a_read_only_file_are_checked_once_in_a_process(tmp_path):
-    path = tmp_path / "file"
-    row = np.arange(100, 200, dtype=np.uint8)
-    with fastiter.cache(Counted([row]), path=path, key=1) as cached:
-        cached[0]
-    with read_only_files():
-        reader, other = (fastiter.cache(Counted([row + 1]), path=path, key=1) for _ in range(2))
-    assert_equal(reader[0], row)
-    with open(path, "r+b") as file:
-        file.seek(path.read_bytes().index(row.tobytes()))
-        file.write(b"\0")
-    assert_equal(reader[0], np.array([0, *row[1:]], np.uint8))
-    assert reader.dataset.asked == [] and reader.stats().damaged == 0
-    assert_equal(other[0], row + 1)
-    assert other.dataset.asked == [0] and other.stats().damaged == 1
-
-
-def test_rows_that_are_stored_anew_are_checked_by_readers_of_the_file(tmp_path):
-    path = tmp_path / "file"
-    with fastiter.cache(Counted([1, "one"]), path=path, key=1) as cached:
-        list(cached)
-        with read_only_files():
-            reader = fastiter.cache(Counted([2, "two"]), path=path, key=1)
-        assert reader[:] == [1, "one"]
-        cached.clear()
-        assert reader[0] == 2 and reader.dataset.asked == [0]
-        cached[0], cached[1]
-        assert reader[:] == [1, "one"] and reader.dataset.asked == [0]
-
-
-def test_a_reader_of_a_file_keeps_no_check_from_others(tmp_path):
-    """Whoever opens it next for writing begins an opening, with checks of its own."""
-    path = tmp_path / "file"
-    row = np.arange(100, 200, dtype=np.uint8)
-    with fastiter.cache(Counted([row]), path=path, key=1) as cached:
-        cached[0]
-    with read_only_files():
-        reader = fastiter.cache(Counted([row]), path=path, key=1)
-    with open(path, "r+b") as file:
-        file.seek(path.read_bytes().index(row.tobytes()))
-        file.write(b"\0")
-    with fastiter.cache(Counted([row]), path=path, key=1) as cached:
-        assert_equal(cached[0], row)
-        assert cached.stats().damaged == 1
-    reader.close()
-
-
-def test_a_file_that_was_cut_while_it_was_open(tmp_path):
-    """An entry that is stored behind the cut fills the gap with zeros."""
-    path = tmp_path / "file"
-    rows = [np.full(10_000, i + 1, np.uint8) for i in range(4)]
-    cached = fastiter.cache(Counted(rows), path=path, key=1)
-    cached[0], cached[1]
-    os.truncate(path, path.stat().st_size - 5_000)
-    cached[2]
-    assert_equal(cached[:], rows)
-    assert cached.dataset.asked == [0, 1, 2, 1, 3] and cached.stats().damaged == 1
-
-
 class Unloadable(Exception):
     def __init__(self, first, second):
         super().__init__(first)
@@ -690,85 +390,6 @@ def test_a_row_that_is_larger_than_the_room_is_not_stored_and_others_are():
     assert cached.stats().full == "memory"  # nothing else came
 
 
-class Attributes:
-    def __init__(self, **values):
-        self.__dict__.update(values)
-
-
-@dataclasses.dataclass
-class Record:
-    names: set
-    array: np.ndarray
-
-
-PROOF = """
-import sys; sys.path[:0] = {path!r}
-import numpy as np, fastiter
-from test_cached_dataset import Attributes, Record
-words = {{"a", "b", "c", "dd", "some", "more"}}
-rows = [Record(words, np.ones(2)) if {i} else Attributes(words=words, array=np.ones(2))]
-print(fastiter.cache(rows, path={file!r})[0].array)
-"""
-
-
-@pytest.mark.parametrize("i", [0, 1])
-def test_equal_objects_of_own_classes_are_no_reason_to_refuse_a_file(i, tmp_path):
-    source = PROOF.format(path=sys.path, file=str(tmp_path / "file"), i=i)
-    for seed in "123":  # sets have another order
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True)
-        assert (done.stdout, done.stderr) == (b"[1. 1.]\n", b"")
-    with pytest.raises(ValueError, match="differs"):
-        fastiter.cache([Attributes(words={"a"}, array=np.ones(2))], path=tmp_path / "file")[0]
-
-
-def tensors_of(torch, kind):
-    tensor = torch.arange(6.0).reshape(2, 3)
-    if kind == "axes in another order":
-        return tensor.T.bfloat16()
-    if kind == "with a gradient":
-        return tensor.requires_grad_()
-    if kind == "with an attribute":
-        tensor.tag = "a"
-    return torch.ones(1).expand(3) if kind == "expanded" else tensor
-
-
-KINDS = "axes in another order", "with a gradient", "with an attribute", "expanded"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("copies", [True, False])
-def test_equal_tensors_in_other_objects_are_no_reason_to_refuse_a_file(
-    kind, copies, tmp_path, torch
-):
-    for _ in range(3):
-        rows = [collections.deque([tensors_of(torch, kind), np.ones(2)])]
-        with fastiter.cache(rows, path=tmp_path / "file", copy=copies) as cached:
-            hit, tensor = cached[0][0], rows[0][0]
-            assert torch.equal(hit, tensor) and hit.stride() == tensor.stride()
-            assert hit.requires_grad == tensor.requires_grad and vars(hit) == vars(tensor)
-
-
-@contextlib.contextmanager
-def in_threads(function, n_threads):
-    """Threads that call the function, with their number, again and again while the block runs."""
-    is_over = threading.Event()
-
-    def run(number):
-        while not is_over.is_set():
-            function(number)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(n_threads)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
-
-
 def test_counts_are_right_beside_threads_that_store_and_one_that_clears():
     rows = [np.zeros(100_000 + i, np.uint8) for i in range(16)]
     cached = fastiter.cache(rows, memory=1 << 30)
@@ -778,78 +399,6 @@ def test_counts_are_right_beside_threads_that_store_and_one_that_clears():
     assert_equal(cached[:], rows)
     stats = cached.stats()
     assert (stats.rows, stats.lost, stats.damaged) == (16, 0, 0)
-
-
-def read_all(path, examples):
-    """Reads all rows of a file: they are right, or it is no cache."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            cached = fastiter.cache(Counted(examples), path=path, key=1)
-        except ValueError as error:
-            assert "cache" in str(error)
-            return None
-    with cached:
-        for _ in range(2):
-            assert_equal(cached[:], examples)
-        return cached.stats()
-
-
-def filled(path, examples):
-    with fastiter.cache(Counted(examples), path=path, key=1) as cached:
-        list(cached[:])
-    return path.read_bytes()
-
-
-def test_damaged_bytes_give_right_rows_or_an_error(tmp_path):
-    examples = [(np.arange(i + 9), "t" * i) for i in range(4)]
-    path = tmp_path / "file"
-    content = filled(path, examples)
-    start = content.index(np.arange(9).tobytes())
-    damaged = 0
-    # Header and index are mostly zeros: a part of their bytes stands for all.
-    for place in [
-        *range(0, 1200, 16),
-        *range(12288, 12352, 4),
-        *range(start - 400, len(content), 8),
-    ]:
-        path.write_bytes(content)
-        with path.open("r+b") as file:
-            file.seek(place)
-            file.write(bytes([content[place] ^ 0x55]))
-        stats = read_all(path, examples)
-        damaged += 0 if stats is None else stats.damaged
-    assert damaged > 10
-    path.write_bytes(content)
-    assert read_all(path, examples).damaged == 0
-
-
-def test_a_file_that_was_cut_gives_right_rows(tmp_path):
-    examples = [(np.arange(i + 9), "t" * i) for i in range(4)]
-    path = tmp_path / "file"
-    content = filled(path, examples)
-    for number in range(64):
-        size = len(content) * number // 64
-        path.write_bytes(content[:size])
-        stats = read_all(path, examples)
-        assert stats is not None or 0 < size < 16
-
-
-def test_a_cut_file_is_made_anew_with_a_warning(tmp_path):
-    path = tmp_path / "file"
-    content = filled(path, [1, 2])
-    path.write_bytes(content[:5000])
-    with pytest.warns(Warning, match="was cut"):
-        cached = fastiter.cache(Counted([1, 2]), path=path, key=1)
-    assert cached[:] == [1, 2] and cached.stats().misses == 2
-
-
-def test_a_row_that_does_not_load_is_fetched_anew(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    filled(path, [Own(1), 2])
-    with fastiter.cache(Counted([Own(1), 2]), path=path, key=1) as cached:
-        monkeypatch.setitem(globals(), "Own", None)
-        assert type(cached[0]).__name__ == "Own" and cached.stats().damaged == 1
 
 
 def test_clear_leaves_rows_that_are_read_whole(place):

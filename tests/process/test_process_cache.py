@@ -390,24 +390,53 @@ def test_a_full_cache_is_told_by_one_process(tmp_path):
     assert (tmp_path / "log").read_text().count("full") == 1
 
 
-def fill_rank(path, barrier, queue):
-    cached = fastiter.cache(Rows(0.003), path=path, key=1)
-    barrier.wait()
-    queue.put(cached.fill(2, progress=False))
+class Noted(Rows):
+    """Rows whose fetches are noted in a file. The first fetch of a process waits for those of the
+    others."""
+
+    def __init__(self, notes, barrier=None):
+        super().__init__()
+        self.notes, self.barrier = notes, barrier
+
+    def __getitem__(self, i):
+        barrier, self.barrier = self.barrier, None
+        if barrier is not None:
+            barrier.wait(60)
+        with open(self.notes, "ab", buffering=0) as file:
+            file.write(bytes([i]))
+        return super().__getitem__(i)
+
+
+def fill_rank(path, notes, begun, met, queue):
+    cached = fastiter.cache(Noted(notes, begun), path=path, key=1)
+    cached.fill(2, progress=False)
+    met.wait(60)
+    fetched = notes.read_bytes()
+    again = cached.fill(2, progress=False)
+    queue.put((read_all(cached), again.rows, notes.read_bytes() == fetched))
 
 
 def test_ranks_that_fill_at_once_share_the_work(tmp_path):
-    context = multiprocessing.get_context("fork")
-    barrier, queue = context.Barrier(3), context.Queue()
-    arguments = (tmp_path / "cache", barrier, queue)
-    ranks = [context.Process(target=fill_rank, args=arguments) for _ in range(3)]
-    for rank in ranks:
-        rank.start()
-    stats = [queue.get(timeout=60) for _ in ranks]
-    for rank in ranks:
-        rank.join()
-    assert all(each.rows == N for each in stats)
-    assert max(each.misses for each in stats) <= 2 * N  # 3 * N if each fetched all
+    """No row is there before each worker of each rank fetches one."""
+    context, path, notes = multiprocessing.get_context(), tmp_path / "cache", tmp_path / "notes"
+    begun, met, queue = context.Barrier(6), context.Barrier(3), context.Queue()
+    with fastiter.cache(Noted(notes), path=path, key=1) as cached:  # which goes on counting
+        arguments = (path, notes, begun, met, queue)
+        ranks = [context.Process(target=fill_rank, args=arguments) for _ in range(3)]
+        for rank in ranks:
+            rank.start()
+        assert [queue.get(timeout=100) for _ in ranks] == 3 * [(True, N, True)]
+        for rank in ranks:
+            rank.join()
+        stats = cached.stats()
+        assert read_all(cached)
+    fetched = notes.read_bytes()
+    assert {*fetched} == {*range(N)} and len(fetched) <= 2 * N  # 3 * N if each fetched all
+    assert max(map(fetched.count, range(N))) <= 3
+    assert stats.misses == len(fetched) == N + stats.uncached  # each was stored once
+    assert stats.hits >= 3 * N and (stats.failed, stats.lost, stats.damaged) == (0, 0, 0)
+    with fastiter.cache(Noted(notes), path=tmp_path / "other", key=1) as alone:
+        assert alone.fill(1, progress=False).bytes == stats.bytes
 
 
 def test_a_process_that_fills_and_dies_is_told(tmp_path):
