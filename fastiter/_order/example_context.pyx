@@ -168,8 +168,8 @@ def key():
     found = current_key()
     if found is None:
         raise RuntimeError(
-            "example_rng() without arguments works only in a dataset's __getitem__, while an "
-            "iterator fetches that example; in __getitems__, in a converter and elsewhere pass "
-            "seed, epoch and index"
+            "example_rng() without arguments works only in a dataset's __getitem__, or in the next() "
+            "of an IterableDataset in fastiter.torch.DataLoader, while that example is fetched; in "
+            "__getitems__, in a converter and elsewhere pass seed, epoch and index"
         )
     return found

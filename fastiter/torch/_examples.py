@@ -64,8 +64,9 @@ class KeyPolicy(SkipPolicy):
 
 class Numbered:
     """A batch's keys, or one of them, unless ``is_batch``; and the numbers of the examples that are
-    fetched by them. ``origin``: the seed of the examples' random numbers, the number of the first
-    example, and the step from each example's number to the next."""
+    fetched by them. As these keys are iterated over, the example of each is the current one in its
+    turn. ``origin``: the seed of the examples' random numbers, the number of the first example, and
+    the step from each example's number to the next."""
 
     def __init__(self, keys: Any, is_batch: bool, origin: tuple[Seed, int, int]) -> None:
         self.keys = keys if is_batch else [keys]
@@ -80,22 +81,32 @@ class Numbered:
         index = int(key) if isinstance(key, (int, np.integer)) else 0
         return self._first + row * self._step, index
 
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Any]:
+        return each(self.keys)
+
     def _run(self, function: Callable[[Any], Any], argument: Any) -> Any:
-        return ExampleContext(self._seed, self, None, range(len(self.keys))).run(function, argument)
+        return ExampleContext(self._seed, self, None, range(len(self))).run(function, argument)
 
     def fetch(self, fetcher: Any) -> Any:
         """The examples, or the one example, as torch's fetcher fetches them."""
         return self._run(self._fetched, fetcher)
 
+    def draw(self, consume: Callable[[Any], Any]) -> Any:
+        """Have ``consume`` take examples of a stream, whose iterator is the key of each."""
+        return self._run(consume, map(next, self))
+
     def _fetched(self, fetcher: Any) -> Any:
         if not self._is_batch:
-            return next(map(fetcher.fetch, each(self.keys)))
+            return next(map(fetcher.fetch, self))
         if self._sole is not None:
             return fetcher.fetch(self._sole[0])
         if is_fetched_one_by_one(fetcher.dataset):
-            return list(map(fetcher.dataset.__getitem__, each(self.keys)))
+            return list(map(fetcher.dataset.__getitem__, self))
         has_many = getattr(fetcher.dataset, "__getitems__", None)
-        return fetcher.fetch(self.keys if has_many else each(self.keys))
+        return fetcher.fetch(self.keys if has_many else self)
 
     def tolerant(self, dataset: Any) -> tuple[list[Any], list[tuple[int, Exception]]]:
         """Fetch examples as torch's fetcher does, one by one where the call for all fails.
@@ -109,7 +120,7 @@ class Numbered:
             try:
                 return self._run(dataset.__getitems__, keys), []
             except Exception as error:
-                if len(self.keys) == 1 or not is_skippable(error):
+                if len(self) == 1 or not is_skippable(error):
                     return [], [(0, error)]
         return self._run(self._tried, dataset)  # type: ignore[no-any-return]
 
@@ -117,7 +128,7 @@ class Numbered:
         examples: list[Any] = []
         failed: list[tuple[int, Exception]] = []
         single = SingleExamples(dataset)
-        for row, key in enumerate(each(self.keys)):
+        for row, key in enumerate(self):
             try:
                 examples.append(single[key])
             except Exception as error:

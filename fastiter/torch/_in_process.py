@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import sys
 from typing import Any, NamedTuple
 
@@ -92,7 +91,7 @@ class WholeBatches:
             if data is not None:
                 pass
             elif self._is_iterable:
-                data = self._fetched_of_stream(self._keys, plan)
+                data = self._fetched_of_stream(self._keys, plan, origin)
             elif seeds is None:
                 data = self._fetched_of_map(plan, policy, origin)
             else:
@@ -136,14 +135,16 @@ class WholeBatches:
             self._keys = [None] * len(examples)
         return self._collate(examples if self._auto_collation else examples[0])
 
-    def _fetched_of_stream(self, keys: Any, plan: Plan) -> Any:
+    def _fetched_of_stream(self, keys: Any, plan: Plan, origin: Any) -> Any:
         """Result of torch's fetcher. Examples that an interrupted call has drawn are kept."""
         fetcher, examples = self.fetcher, plan.work.examples
         size = len(keys) if self._auto_collation else 1
         if not fetcher.ended:
-            left, iterator = size - len(examples), fetcher.dataset_iter
+            iterator, (seed, first, _) = fetcher.dataset_iter, origin
+            origin = seed, first + len(examples), 1
             try:
-                examples.extend(map(next, itertools.repeat(iterator, left)))
+                numbered = Numbered([iterator] * (size - len(examples)), True, origin)
+                numbered.draw(examples.extend)
             except BaseException as error:
                 self.is_cut_off = is_cut_off(iterator, error)
                 raise
@@ -197,9 +198,11 @@ class InProcessIterator(LoaderIterator):
         self._planner.by_indices = self._sampler_iter.has_order and not self._is_iterable
         self._set_seeds()
         if resume is not None and self._is_iterable and not resume.has_worker_state:
-            n_keys = self._sampler_iter.first[1]
-            examples = map(next, itertools.repeat(self._batches.fetcher.dataset_iter, n_keys))
-            collections.deque(examples, maxlen=0)
+            n_keys, seed = self._sampler_iter.first[1], self._planner.row_seed
+            consume = collections.deque[Any](maxlen=0).extend
+            for first in range(0, n_keys, MOST_ROWS):
+                keys = [self._batches.fetcher.dataset_iter] * min(MOST_ROWS, n_keys - first)
+                Numbered(keys, True, (seed, first, 1)).draw(consume)
         n_yielded = self._first_yielded if resume is None else resume.n_yielded
         progress = Delivered(n_yielded, (), (True,), {}, self._skips)
         self._planner.begin(self._sampler_iter, self._planned(resume), progress, False)

@@ -212,9 +212,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         """Tell the plans the seeds of the epoch's examples."""
         plans, keys = self._planner, self._sampler_iter
         plans.example_seed = self._example_seed if self._seeds_examples else None
-        plans.row_seed = None if self._is_iterable else keys.row_seed(self._example_seed)
-        if plans.row_seed is not None:
-            self._executor.seed = plans.row_seed
+        plans.row_seed = self._executor.seed = keys.row_seed(self._example_seed)
+        plans.is_stream = self._is_iterable
 
     def _facts_of(self, loader: Any) -> dict[str, Any] | None:
         """Facts known about the epoch when it begins. Samplers that are not torch's may take long

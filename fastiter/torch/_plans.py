@@ -80,7 +80,8 @@ class Plans(TurnPlanQueue):
         self.wants_state = False
         self.shared_seed: int | None = None
         self.example_seed: tuple[int, int] | None = None  # of the global generators
-        self.row_seed: tuple[int, int] | None = None  # of the examples' own numbers
+        self.row_seed = 0, 0  # of the examples' own numbers
+        self.is_stream = False  # whose examples each worker numbers in its part
 
     def begin(
         self,
@@ -93,7 +94,8 @@ class Plans(TurnPlanQueue):
         self.keys = keys
         self.order = None
         self.counts_rows = keys.counts_rows
-        self.first_shift = 0 if self.is_batched else 32  # as `SamplerKeys.origin` has it
+        # As `SamplerKeys.origin` has it.
+        self.first_shift = 0 if self.is_batched or self.is_stream else 32
         n_asked = 0 if asks_first else self.n_workers
         n_schemas = self.n_schemas
         if not self.by_indices and n_schemas < _MOST_SCHEMAS:  # the answer may not have come
@@ -146,9 +148,9 @@ class Plans(TurnPlanQueue):
             return Plan(rows, after, worker=worker, seeds=seeds, keys=row_keys, **facts)
         if type(keys) is np.ndarray and not is_given:
             keys = keys.tolist()
-        row_origin = None
-        if self.row_seed is not None:
-            row_origin = (self.row_seed, epoch, 0) if place < 0 else (self.row_seed, place, 1)
+        row_origin = (self.row_seed, epoch, 0) if place < 0 else (self.row_seed, place, 1)
+        if self.is_stream:
+            row_origin = ((self.row_seed[0] + worker) % 2**64, self.row_seed[1]), made, 1
         asks_schema = self.n_schemas > state.n_schemas
         room = room_for(max(n, self.n_largest), self.rows) if asks_schema else 0
         request = Request(

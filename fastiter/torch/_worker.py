@@ -18,7 +18,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from fastiter._fetch.seeded import SingleExamples
 from fastiter._order import example_context
-from fastiter._order.example_context import ExampleContext, Seed
+from fastiter._order.example_context import ExampleContext
 from fastiter._ring.arena import WorkerRing
 from fastiter._ring.schema import Schema
 from fastiter._util.failures import dump, known_class, never_skipped
@@ -46,8 +46,7 @@ class Request(NamedTuple):
     room: int  #: rows of the columns wanted that such batches could be made from; 0: none are
     shared_seed: int | None
     seeds: bytes | None  #: of the global generators, for each example
-    #: of the examples' random numbers; see `Numbered`
-    origin: tuple[Seed, int, int] | None
+    origin: Any  #: of the examples' random numbers, as `Numbered` has it; None for a state alone
 
 
 class Reply(NamedTuple):
@@ -172,13 +171,14 @@ class _WholeBatchMaker:
         try:
             if self.error is not None:
                 return 0, Reply(self.error)
+            # Without an example: __iter__ and a collate function have no numbers of the first row.
+            context = ExampleContext((0, 0), None, None)
             if request.epoch != self._epoch:
-                self._begin(request)
+                context.run(self._begin, request)
             if request.number < 0:
                 has_state = is_any_stateful(self._fetcher, self._dataset)
                 return 0, Reply(None, self._first_state if has_state else None)
-            # Without an example: a collate function has no numbers of the batch's first row.
-            reply = ExampleContext((0, 0), None, None).run(self._reply, request)
+            reply = context.run(self._reply, request)
             return self._n_examples, reply
         except Exception as error:
             return 0, Reply(self._wrapped(error))
@@ -235,7 +235,8 @@ class _WholeBatchMaker:
                     self._start = self._first_state, self._start[1]
                 self._go_to_start()
             while is_iterable and self._n_made < request.number:  # delivered before
-                next(self._fetcher.dataset_iter)
+                keys, (seed, *_) = [self._fetcher.dataset_iter], request.origin
+                Numbered(keys, True, (seed, self._n_made, 1)).draw(next)
                 self._n_made += 1
             if self._job.tolerates is None:
                 batch = self._collate(self._fetched(request))
@@ -258,15 +259,13 @@ class _WholeBatchMaker:
         return batch
 
     def _fetched(self, request: Request) -> Any:
-        if request.origin is None:
-            return self._fetcher.fetch(request.keys)
         is_batch = self._job.auto_collation
         return Numbered(request.keys, is_batch, request.origin).fetch(self._fetcher)
 
     def _tolerant(self, request: Request) -> Any:
         """The batch of the keys that do not fail; or their examples, if others do."""
         is_batch = self._job.auto_collation
-        numbered = Numbered(request.keys, is_batch, request.origin or ((0, 0), 0, 0))
+        numbered = Numbered(request.keys, is_batch, request.origin)
         examples, failed = numbered.tolerant(self._fetcher.dataset)
         keys = numbered.keys
         if not failed:

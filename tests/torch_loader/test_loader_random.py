@@ -8,7 +8,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from photographs import photograph, saved  # noqa: E402
-from torch.utils.data import DistributedSampler, RandomSampler, Subset  # noqa: E402
+from torch.utils.data import (  # noqa: E402
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    get_worker_info,
+)
 
 from fastiter import ShuffleOrderSampler  # noqa: E402
 from fastiter.datasets import SubDataset, TransformDataset  # noqa: E402
@@ -148,6 +154,104 @@ def test_numbers_of_fastiters_sampler_are_those_of_its_epoch_and_index():
     for epoch, rows in enumerate(passes(Draws(), {"sampler": sampler, "batch_size": 4})):
         for number, index in rows:
             assert number == example_rng(5, epoch, index).integers(2**62)
+
+
+def part_of_worker():
+    info = get_worker_info()
+    return range(N) if info is None else range(info.id, N, info.num_workers)
+
+
+class Stream(IterableDataset):
+    """A generator, which draws before its first example, too."""
+
+    def __iter__(self):
+        first = int(example_rng().integers(2**62))
+        for i in part_of_worker():
+            number, _ = with_number(i)
+            assert (number == first) == (i == part_of_worker()[0])
+            yield number, i
+
+
+class Iterated(IterableDataset):
+    """An iterator without a generator."""
+
+    def __iter__(self):
+        return map(with_number, part_of_worker())
+
+
+class Stateful(IterableDataset):
+    """An iterator that goes on from a state."""
+
+    def __init__(self):
+        self.n = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.n += 1
+        if self.n > len(part_of_worker()):
+            self.n = 0
+            raise StopIteration
+        return with_number(part_of_worker()[self.n - 1])
+
+    def state_dict(self):
+        return {"n": self.n}
+
+    def load_state_dict(self, state):
+        self.n = state["n"]
+
+
+STREAMS = [Stream, Iterated, Stateful]
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize(("num_workers", "persists"), [(0, False), (1, False), (2, True)])
+def test_numbers_of_a_stream_are_those_of_seed_worker_and_place(kind, num_workers, persists):
+    more = {"num_workers": num_workers, "persistent_workers": persists}
+    expected = passes(kind(), {"batch_size": 4}, **more)
+    assert [sorted(i for _, i in rows) for rows in expected] == 2 * [[*range(N)]]
+    numbers = [number for rows in expected for number, _ in rows]
+    assert len(set(numbers)) == len(numbers)
+    assert passes(kind(), {"batch_size": 4}, **more) == expected
+    other = passes(kind(), {"batch_size": 4}, seed=4, **more)
+    assert not {*numbers} & {number for rows in other for number, _ in rows}
+    for options in ({"batch_size": None}, {"batch_size": 11, "drop_last": True}):
+        assert sorted(passes(kind(), options, 1, **more)[0]) == sorted(expected[0])
+    if num_workers == 1:
+        assert passes(kind(), {"batch_size": 4}, num_workers=0)[0] == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after", "batch_size"),
+    [
+        *((kind, n, n, batch_size) for kind in STREAMS for n, batch_size in [(0, None), (2, 4)]),
+        *[(Stream, 0, 1, 4), (Iterated, 1, 0, None)],
+    ],
+)
+def test_numbers_of_a_stream_are_the_same_after_a_resume(kind, before, after, batch_size):
+    expected = passes(kind(), {"batch_size": batch_size}, 1, num_workers=before)[0]
+    torch.manual_seed(3)
+    loader = DataLoader(kind(), batch_size, num_workers=before)
+    batches = iter(loader)
+    first = rows_of(next(batches) for _ in range(3))
+    state = loader.state_dict()
+    del batches
+    torch.manual_seed(5)
+    loader = DataLoader(kind(), batch_size, num_workers=after)
+    loader.load_state_dict(state)
+    assert first + rows_of(loader) == expected
+
+
+class DrawsTooEarly(IterableDataset):
+    def __iter__(self):
+        return iter(example_rng().random(3))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stream_has_no_example_before_its_iterator(num_workers):
+    with pytest.raises(RuntimeError, match="example_rng"):
+        next(iter(DataLoader(DrawsTooEarly(), 2, num_workers=num_workers)))
 
 
 def drawing_collate(examples):
