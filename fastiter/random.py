@@ -142,12 +142,11 @@ def example_rng(
     iterator or `fastiter.torch.DataLoader` is fetching, made from the iterator's seed, the epoch,
     and the index that the iterator passes. In the loader it follows from the seed of the pass,
     which torch's generator gives, and the example's place in it; with a sampler of fastiter's it is
-    that of the iterators. In the ``next()`` of an ``IterableDataset`` it follows from that seed,
-    the worker's number and the example's place in the worker's part. The seed is that of the order
-    sampler. If the sampler has no seed, the iterator derives one, when it is created, from the
-    state of the generator that shuffles (or NumPy's global generator). The seed is kept in
-    snapshots, copies and pickles, and `reset` changes it. Each call for an example gives the same
-    numbers again, so create one generator and pass it on.
+    that of the iterators. In an ``IterableDataset`` the worker's number counts, and the place in
+    its part. The seed is that of the order sampler. If the sampler has no seed, the iterator
+    derives one, when it is created, from the state of the generator that shuffles (or NumPy's
+    global generator). The seed is kept in snapshots, copies and pickles, and `reset` changes it.
+    Each call for an example gives the same numbers again, so create one generator and pass it on.
 
     Parameters
     ----------
