@@ -208,7 +208,7 @@ class _Finder:
 
 def _patch_here() -> None:
     """In a process that the program has started: the patch, and no report."""
-    importlib.import_module("fastiter.torch").patch()
+    importlib.import_module("fastiter.torch._patch").patch()  # perhaps within `fastiter.torch`
 
 
 class _Name(str):

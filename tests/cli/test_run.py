@@ -214,6 +214,19 @@ def test_processes_of_the_program_have_the_class_and_give_no_report(program, met
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_import_torch_by_fastiter(tmp_path, method):
+    """The program imports torch in a part that workers do not run."""
+    (tmp_path / "script.py").write_text(f"""
+if __name__ == "__main__":
+    from torch.utils.data import DataLoader
+    loader = DataLoader(range(4), 2, num_workers=1, multiprocessing_context={method!r})
+    print([batch.tolist() for batch in loader])
+""")
+    found = finished(tmp_path, *RUN, "script.py")
+    assert found.stdout == "[[0, 1], [2, 3]]\n", found.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_send_objects_of_the_programs_classes(program, method):
     found = program(f"""
         import multiprocessing
