@@ -572,6 +572,7 @@ def test_hidden_files_of_a_folder_are_no_data(tmp_path: Path) -> None:
     for number, name in enumerate([*names, "_part-0"]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         write(tmp_path / f"{name}.arrow", pa.table({"x": [number]}))
+    (tmp_path / "loop").symlink_to(tmp_path)
     assert [row["x"] for row in ArrowDataset(tmp_path)] == [0, 1]
     assert ArrowDataset(tmp_path / "_part-0.arrow")[0]["x"] == 5  # by its name
 

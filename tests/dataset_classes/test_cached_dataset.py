@@ -19,6 +19,8 @@ import pytest
 from cached_rows import Counted, assert_equal, in_threads, rows_of
 
 import fastiter
+from fastiter._clib import status
+from fastiter._fetch.cache_table import start_of
 from fastiter._ring.serialization import dumps
 from fastiter.datasets import CachedDataset, SubDataset
 
@@ -316,16 +318,18 @@ def test_wrong_arguments_are_named(arguments, error, text, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("length", [1 << 58, 1 << 62, (1 << 63) - 1])
 def test_more_rows_than_an_index_can_have_are_refused(length, tmp_path):
-    class Long:
-        def __len__(self):
-            return length
-
     for arguments in ({}, {"path": tmp_path / "a", "disk": 1 << 40}):
         with pytest.raises(ValueError, match=f"index of {length} rows alone takes"):
-            fastiter.cache(Long(), **arguments)
+            fastiter.cache(range(length), **arguments)
     with pytest.raises(OSError, match=r"File too large|No space"):
-        fastiter.cache(Long(), path=tmp_path / "a")
+        fastiter.cache(range(length), path=tmp_path / "a")
     assert not os.listdir(tmp_path)
+
+
+def test_an_index_that_finds_no_memory_is_told():
+    length = status.memory_total() // (start_of(1 << 20) >> 20) * 99 // 100
+    with pytest.raises(MemoryError, match=f"index of {length} rows takes .* are available"):
+        fastiter.cache(range(length), memory="100%")
 
 
 def test_a_stream_cannot_be_cached():

@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import os
 import pickle
+import shutil
 import stat
 import subprocess
 import sys
@@ -51,6 +52,16 @@ def test_without_a_key_one_row_is_compared(tmp_path):
                 cached[2]
 
 
+def test_an_object_in_itself_proves_nothing(tmp_path):
+    rows = [[1], [2]]
+    rows[0].append(rows[0])
+    fastiter.cache(rows, path=tmp_path / "a")[:]
+    cached = fastiter.cache([rows[0], [3]], path=tmp_path / "a")
+    assert cached[0][0] == 1
+    with pytest.raises(ValueError, match="differs"):
+        cached[1]
+
+
 EQUAL = r"""
 import sys
 import numpy as np
@@ -85,16 +96,25 @@ def test_equal_rows_of_another_program_are_no_error(tmp_path):
         )
 
 
-@pytest.mark.parametrize("other", [{"key": "v2"}, {"key": b"v1"}, {}, {"dataset": Counted([1])}])
-def test_another_meaning_is_an_error(tmp_path, other):
+@pytest.mark.parametrize("key", ["v2", b"v1" * 999, "v1" * 998 + "v2", None, "v1" * 999])
+def test_another_meaning_is_an_error(tmp_path, key):
     path = tmp_path / "cache"
-    with fastiter.cache(Counted(rows_of()), path=path, key="v1") as cached:
+    with fastiter.cache(Counted(rows_of()), path=path, key="v1" * 999) as cached:
         list(cached[:])
     before = path.read_bytes()
-    arguments = {"dataset": Counted(rows_of()), **other}
-    with pytest.raises(ValueError, match="'v1'"):
-        fastiter.cache(arguments.pop("dataset"), path=path, **arguments)
+    n_rows = 1 if key == "v1" * 999 else 20
+    with pytest.raises(ValueError, match=r"20 rows of .* with key 'v1v1"):
+        fastiter.cache(Counted(rows_of(n_rows)), path=path, key=key)
     assert path.read_bytes() == before
+
+
+def test_a_share_of_the_disk_counts_besides_what_the_file_takes(tmp_path):
+    rows = [np.full(100_000, i, np.uint8) for i in range(6)]
+    with fastiter.cache(rows, path=tmp_path / "a", key=1) as cached:
+        cached[:5]
+    share = 150_000 / shutil.disk_usage(tmp_path).free * 100
+    cached = fastiter.cache(rows, path=tmp_path / "a", key=1, disk=f"{share:.12f}%")
+    assert cached.stats().rows == 5 and len(cached[:]) == 6 and cached.stats().rows == 6
 
 
 def test_other_files_are_left_alone(tmp_path):

@@ -245,6 +245,12 @@ def test_readers(any_library, tmp_path, number):
         reader.close()
 
 
+def test_reader_that_has_what_was_written_in_its_buffer(tmp_path):
+    with open(tmp_path / "a.pkl", "w+b") as file:
+        pickle.dump(1, file)
+        assert datasets.PickleDataset(file)[:] == [1]
+
+
 def test_reader_whose_name_is_another_file_by_now(tmp_path):
     path = write_pickles(tmp_path / "a.pkl", [1, 2])
     with open(path, "rb") as reader:

@@ -91,7 +91,7 @@ LISTS = {
     "dicts of many keys": [{"a": 1}, {"b": 1, "a": 2}, {"a": 2, "b": 1}, {}],
     "dicts of equal keys": [{(True, 1): 1}, {(1, True): 2}, {0.0: 3}, {-0.0: 4}, {math.nan: 5}],
     "dicts of other keys": [{np.str_("a"): 1, Point(1, 2): 2}, {np.str_("a"): 3, Point(1, 2): 4}],
-    "dicts of all keys": [{str(i): i} for i in range(100)],
+    "dicts of all keys": [{str(i): i} for i in range(300)],
     "other objects": [Point(1, 2), Text("a"), Decimal("1.5"), datetime.date(2020, 1, 1), {1, 2}],
     "other dicts": [OrderedDict(a=1), OrderedDict(b=2)],
     "dtypes of all widths": [np.array(["x" * i]) for i in range(1, 100)],
@@ -150,6 +150,14 @@ def test_whatever_it_is_given_it_gives_back(examples):
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers(), st.lists(st.floats())), min_size=1))
 def test_records(examples):
     check(FrozenDataset(examples), examples)
+
+
+def test_dtypes_that_are_equal_come_back_as_they_were():
+    dtypes = [np.dtype("i4", metadata={"unit": unit}) for unit in "ms"]
+    dtypes += [np.dtype([("a", "i4")], align=align) for align in (False, True)]
+    found = [row.dtype for row in FrozenDataset([np.zeros(2, dtype) for dtype in dtypes])]
+    assert [dtype.metadata for dtype in found[:2]] == [{"unit": "m"}, {"unit": "s"}]
+    assert [dtype.isalignedstruct for dtype in found[2:]] == [False, True]
 
 
 def test_indices_are_those_of_a_list():

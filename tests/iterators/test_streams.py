@@ -388,6 +388,61 @@ def test_a_shard_with_another_length_is_told() -> None:
         assert rows == [*range(min(3, lengths[0])), *range(3)]
 
 
+def test_a_shard_fails_again_where_a_state_from_before_was_loaded() -> None:
+    def open_shard(shard: int) -> Iterator[int]:
+        yield from range(10)
+        raise OSError(shard)
+
+    iterator = SerialIterator(StreamDataset(range(2), open_shard), 4, repeat=False)
+    state = iterator.state_dict()
+    for _ in range(2):
+        iterator.load_state_dict(state)
+        assert rows_of(iterator, 2) == [*range(8)]
+        with pytest.raises(OSError, match="0"):
+            next(iterator)
+
+
+def test_what_a_shard_gives_counts_after_a_state_was_loaded() -> None:
+    """Also within a window that had been shuffled without the examples behind a failure."""
+    fails = [True]
+
+    def open_shard(shard: int) -> Iterator[int]:
+        for i in range(10):
+            if i == 5 and fails[0]:
+                raise OSError(shard)
+            yield i
+
+    dataset = StreamDataset(range(1), open_shard, seed=1, window=10)
+    iterator = SerialIterator(dataset, 5, repeat=False, on_error="skip", skip_limit=None)
+    state = iterator.state_dict()
+    assert sorted(next(iterator)) == [*range(5)]
+    fails[0] = False
+    iterator.load_state_dict(state)
+    assert sorted(rows_of(iterator, 2)) == [*range(10)] and not iterator.skipped
+
+
+def test_shards_that_are_left_in_their_midst_are_closed() -> None:
+    opened: list[Iterator[int]] = []
+
+    def open_shard(shard: int) -> Iterator[int]:
+        def examples() -> Iterator[int]:
+            try:
+                yield from range(1000)
+            finally:
+                is_open.remove(shard)
+
+        is_open.append(shard)
+        opened.append(examples())  # which would close it, if nothing had it
+        return opened[-1]
+
+    is_open: list[int] = []
+    iterator = SerialIterator(StreamDataset(range(3), open_shard, interleave=2), 4)
+    for _ in range(20):
+        next(iterator)
+        iterator.reset()
+    assert len(opened) == 40 and len(is_open) <= 5
+
+
 def test_an_epoch_without_examples_is_an_error() -> None:
     iterator = SerialIterator(StreamDataset([1, 2], lambda shard: ()), 2)
     with pytest.raises(ValueError, match=r"all 2 shards has no example"):
@@ -547,11 +602,16 @@ def test_large_arrays_as_shards_are_told_apart() -> None:
     assert next(SerialIterator(stream, 2001))[2000] == 0
     with pytest.raises(ValueError, match="comes more than once"):
         StreamDataset([{"rows": first}, {"rows": first.copy()}], iter)
+    StreamDataset([{"rows": first}, {"rows": second}], iter)
+    with pytest.raises(ValueError, match="comes more than once"):  # equal objects at two addresses
+        StreamDataset([np.array([int("1000")], object) for _ in range(2)], iter)
     states = [SerialIterator(StreamDataset([each], iter), 4) for each in (first, second)]
     again = SerialIterator(StreamDataset([first.copy()], iter), 4)
     again.load_state_dict(states[0].state_dict())
     with pytest.raises(ValueError, match="another stream: its shards"):
         again.load_state_dict(states[1].state_dict())
+    objects = [SerialIterator(StreamDataset([object()], lambda _: range(9)), 4) for _ in range(2)]
+    objects[0].load_state_dict(objects[1].state_dict())  # its text names its address alone
 
 
 @pytest.mark.parametrize("shuffle", [False, None])
