@@ -289,6 +289,14 @@ def is_fetched_one_by_one(dataset: Any) -> bool:
     return False
 
 
+def asks_many(dataset: Any) -> bool:
+    """Whether a dataset gives examples by ``__getitems__`` alone; the ``__getitem__`` of torch's
+    class only raises."""
+    single = getattr(type(dataset), "__getitem__", None)
+    abstract = None, getattr(loaded("torch.utils.data", "Dataset"), "__getitem__", None)
+    return single in abstract and hasattr(dataset, "__getitems__")
+
+
 def checked_examples(dataset: Any, given: Any, indices: list[int]) -> list[Any]:
     """The examples that ``__getitems__`` has given; `RowCountError` for another number of them."""
     examples = list(given)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._fetch.dataset_access import Columns, columns_of
+from fastiter._fetch.dataset_access import Columns, asks_many, columns_of
 from fastiter._order import example_context
 
 #: `seed_generators`, perhaps with its second argument
@@ -35,15 +35,16 @@ class SingleExamples:
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
+        self._asks_many = asks_many(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
         self._prepare()
-        if hasattr(type(self.dataset), "__getitem__"):
-            return self.dataset[index]
-        return self.dataset.__getitems__([index])[0]
+        if self._asks_many:
+            return self.dataset.__getitems__([index])[0]
+        return self.dataset[index]
 
     def __fastiter_columns__(self) -> Columns | None:
         return columns_of(self.dataset)

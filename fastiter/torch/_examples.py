@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from fastiter._fetch.dataset_access import is_fetched_one_by_one
-from fastiter._fetch.seeded import SeededExamples, SingleExamples
+from fastiter._fetch.dataset_access import is_fetched_one_by_one, offered
+from fastiter._fetch.seeded import SeededExamples
 from fastiter._order.example_context import ExampleContext, Seed, each
 from fastiter._order.plan import Plan
 from fastiter._plan.state import SkipState
@@ -105,7 +107,7 @@ class Numbered:
             return fetcher.fetch(self._sole[0])
         if is_fetched_one_by_one(fetcher.dataset):
             return list(map(fetcher.dataset.__getitem__, self))
-        has_many = getattr(fetcher.dataset, "__getitems__", None)
+        has_many = offered(fetcher.dataset, "__getitems__")  # a stream is not asked for it
         return fetcher.fetch(self.keys if has_many else self)
 
     def tolerant(self, dataset: Any) -> tuple[list[Any], list[tuple[int, Exception]]]:
@@ -114,26 +116,29 @@ class Numbered:
         Returns the examples of the keys that have not failed, and place and exception of each
         other.
         """
-        is_of_many = self._is_batch and callable(getattr(dataset, "__getitems__", None))
-        if is_of_many and not is_fetched_one_by_one(dataset):
-            keys = [*self.keys] if self._sole is None else self._sole[0]
+        examples = map(functools.partial(operator.getitem, dataset), self)
+        many = getattr(dataset, "__getitems__", None) if self._is_batch else None
+        if callable(many) and not is_fetched_one_by_one(dataset):
+            is_list = type(self.keys) is list
+            keys = [*self.keys] if is_list else self.keys if self._sole is None else self._sole[0]
             try:
-                return self._run(dataset.__getitems__, keys), []
+                return self._run(many, keys), []
             except Exception as error:
                 if len(self) == 1 or not is_skippable(error):
                     return [], [(0, error)]
-        return self._run(self._tried, dataset)  # type: ignore[no-any-return]
+            if is_list:  # as batches of one, as rows in columns are asked for
+                examples = map(operator.itemgetter(0), map(many, ([key] for key in keys)))
+        return self._run(self._tried, examples)  # type: ignore[no-any-return]
 
-    def _tried(self, dataset: Any) -> tuple[list[Any], list[tuple[int, Exception]]]:
-        examples: list[Any] = []
+    def _tried(self, examples: Iterator[Any]) -> tuple[list[Any], list[tuple[int, Exception]]]:
+        found: list[Any] = []
         failed: list[tuple[int, Exception]] = []
-        single = SingleExamples(dataset)
-        for row, key in enumerate(self):
+        for row in range(len(self)):
             try:
-                examples.append(single[key])
+                found.append(next(examples))
             except Exception as error:
                 failed.append((row, error))
-        return examples, failed
+        return found, failed
 
 
 def decided(

@@ -42,7 +42,7 @@ CEILINGS = {
     "_collate": 1_551,
     "_device": 887,
     "_engine": 1_248,
-    "_fetch": 4_690,
+    "_fetch": 4_699,
     "_order": 2_077,
     "_plan": 1_856,
     "_ring": 4_250,
@@ -60,7 +60,7 @@ CEILINGS = {
     "ray": 1_142,
     "reader": 994,
     "tokens": 1_273,
-    "torch": 6_728,
+    "torch": 6_733,
 }
 
 

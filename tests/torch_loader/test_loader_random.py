@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -79,6 +81,25 @@ def passes(dataset, options, n_passes=2, seed=3, **more):
     torch.manual_seed(seed)
     loader = DataLoader(dataset, **options, **more)
     return [rows_of(loader) for _ in range(n_passes)]
+
+
+class ManyAlone(torch.utils.data.Dataset):  # whose own __getitem__ only raises
+    def __len__(self):
+        return N
+
+    def __getitems__(self, indices):
+        return [random.random() + i for i in indices]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_seeds_of_examples_that_come_by_many_alone(num_workers):
+    def drawn(batch_size, workers):
+        torch.manual_seed(3)
+        loader = DataLoader(ManyAlone(), batch_size, num_workers=workers, seed_examples=True)
+        return torch.cat(list(loader)).tolist()
+
+    assert drawn(4, num_workers) == drawn(5, 0)
+    assert [int(number) for number in drawn(4, num_workers)] == list(range(N))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,14 @@ class Whole(Broken):
         return [self[index] for index in indices]
 
 
+class ManyAlone(torch_data.Dataset):  # whose own __getitem__ only raises
+    def __len__(self):
+        return N
+
+    def __getitems__(self, indices):
+        return Whole().__getitems__(indices)
+
+
 class Stateful(Broken):
     def state_dict(self):
         return {"x": 1}
@@ -64,7 +72,7 @@ def expected(size, bad=BAD):
     return [batch for batch in batches if batch]
 
 
-DATASETS = {"items": Broken, "many": Whole, "with a state": Stateful}
+DATASETS = {"items": Broken, "many": Whole, "many alone": ManyAlone, "with a state": Stateful}
 COLLATES = {"default": None, "own": as_lists}
 OPTIONS = {"skip_limit": None, "batch_size": 4}
 
