@@ -65,6 +65,9 @@ def image_of(dataset: Any, worker_init: Any) -> Shared[Any]:
             "Open files, connections and locks where they are used first, on the worker"
         ) from error
     if image._carried:
-        raise TypeError("the dataset holds objects of fastiter.kernels.share, which stay here")
+        raise TypeError(
+            "the dataset holds objects of fastiter.kernels.share or a fastiter.cache in memory, "
+            "which stay in this program: a cache with path= travels as its path"
+        )
     image.write()
     return image

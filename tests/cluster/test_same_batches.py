@@ -110,6 +110,26 @@ def test_examples_of_every_kind(cluster, kind):
     )
 
 
+def test_a_cache_in_a_file(cluster, tmp_path):
+    class Numbers:
+        def __len__(self):
+            return N
+
+        def __getitem__(self, i):
+            return np.full(3, i)
+
+    with fastiter.cache(Numbers(), path=tmp_path / "cache", key=1) as cached:
+        compare(
+            RayIterator(cached, 16, order_sampler=shuffled(), n_workers=2, address=cluster.address),
+            fastiter.SerialIterator(Numbers(), 16, order_sampler=shuffled()),
+            30,
+        )
+        assert cached.stats().rows == N
+    with RayIterator(fastiter.cache(Numbers()), 16, address=cluster.address) as remote:
+        with pytest.raises(TypeError, match="path="):
+            next(remote)
+
+
 def test_columns_padded(cluster):
     made = {"converter": fastiter.concat_examples, "batch_size": 16}
     arrays = TupleDataset(np.arange(N * 6.0).reshape(N, 6), np.arange(N, dtype=np.int32))
