@@ -228,12 +228,13 @@ def test_a_mask_tells_where_nulls_were() -> None:
         assert name == "full" or batch[f"{name}_valid"].tolist() == [True, False, True]
 
 
+DAY = np.datetime64("2020-02-03")
 PADDINGS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "int8": (pa.int8(), [-1, 2.0, True], [300, 1.5, "1"]),
     "uint16": (pa.uint16(), [65535], [-1, 65536, float("nan")]),
     "float32": (pa.float32(), [0.1, 3, float("nan")], [1e300, "?", 1j]),
     "bool": (pa.bool_(), [False, 1], ["?", 2]),
-    "time": (pa.timestamp("s"), [np.datetime64("2020-02-03")], [1.5, "?"]),
+    "time": (pa.timestamp("s"), [DAY], [1.5, "?", DAY + np.timedelta64(500, "ms")]),
 }
 
 

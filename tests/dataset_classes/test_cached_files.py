@@ -44,8 +44,10 @@ def test_without_a_key_one_row_is_compared(tmp_path):
     dataset = Counted(rows_of())
     with fastiter.cache(dataset, path=path) as cached:
         assert_equal(cached[:], rows_of())
-        assert dataset.asked == [0]
-        assert cached.stats().hits == 20 and cached.stats().misses == 0
+        copied = pickle.loads(pickle.dumps(cached))
+        assert_equal(copied[:], rows_of())
+        assert dataset.asked == copied.dataset.asked == [0]
+        assert cached.stats().hits == 40 and cached.stats().misses == 0
     with fastiter.cache(Counted(range(20)), path=path) as cached:
         for _ in range(2):
             with pytest.raises(ValueError, match="key="):
@@ -102,16 +104,14 @@ def test_another_meaning_is_an_error(tmp_path, key):
     with fastiter.cache(Counted(rows_of()), path=path, key="v1" * 999) as cached:
         list(cached[:])
     before = path.read_bytes()
-    n_rows = 1 if key == "v1" * 999 else 20
     with pytest.raises(ValueError, match=r"20 rows of .* with key 'v1v1"):
-        fastiter.cache(Counted(rows_of(n_rows)), path=path, key=key)
+        fastiter.cache(Counted(rows_of(1 if key == "v1" * 999 else 20)), path=path, key=key)
     assert path.read_bytes() == before
 
 
 def test_a_share_of_the_disk_counts_besides_what_the_file_takes(tmp_path):
     rows = [np.full(100_000, i, np.uint8) for i in range(6)]
-    with fastiter.cache(rows, path=tmp_path / "a", key=1) as cached:
-        cached[:5]
+    fastiter.cache(rows, path=tmp_path / "a", key=1)[:5]
     share = 150_000 / shutil.disk_usage(tmp_path).free * 100
     cached = fastiter.cache(rows, path=tmp_path / "a", key=1, disk=f"{share:.12f}%")
     assert cached.stats().rows == 5 and len(cached[:]) == 6 and cached.stats().rows == 6

@@ -146,7 +146,10 @@ def test_what_a_state_with_holes_needs() -> None:
         ([], TypeError, "a list of one for each rank"),
         ([states[0], None], TypeError, "a list of one for each rank"),
         ({**states[0], "cut": {**cut, "num_ranks": "x"}}, ValueError, "'cut' cannot be read"),
-        ({**states[0], "missing": {"delivered": -1}}, ValueError, "'missing' cannot be read"),
+        *(
+            ({**states[0], "missing": {"delivered": 2, **wrong}}, ValueError, "'missing' cannot")
+            for wrong in ({"delivered": -1}, {"of_all_ranks": 1})
+        ),
     ):
         with pytest.raises(error, match=message):
             other.load_state_dict(state)
