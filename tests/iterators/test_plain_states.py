@@ -130,3 +130,11 @@ def test_a_damaged_order_is_refused() -> None:
     for order in ("", "1", "0:AAAA", "9:AAAA", "x:AAAA", "1:A", "8:////////", state["order"][:-8]):
         with pytest.raises(ValueError, match="order"):
             iterator.load_state_dict({**state, "order": order})
+
+
+def test_an_order_that_is_no_permutation_is_refused() -> None:
+    for sampler in (None, ShuffleOrderSampler(1)):
+        saved = SerialIterator(range(8), 2, order_sampler=ShuffleOrderSampler()).state_dict()
+        iterator = SerialIterator(range(8), 2, order_sampler=sampler)
+        with pytest.raises(ValueError, match="no permutation"):
+            iterator.load_state_dict({**saved, "order": [0] * 8})
