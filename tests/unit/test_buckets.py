@@ -174,6 +174,21 @@ def test_what_a_seed_gives_never_changes():
     assert len(keys) == 1
 
 
+@pytest.mark.parametrize(
+    "size, n_ranks, window",
+    [(4, 1, 1 << 14), (100, 1, 1 << 14), (79, 2, 128 * 158), (157, 1, 128 * 157)],
+)
+def test_the_window_of_no_argument_never_changes(size, n_ranks, window):
+    lengths = log_normal(40_000)
+    one, other = (
+        planned(
+            LengthBucketBatchSampler(lengths, batch_size=size, seed=3, window=given), 0, n_ranks
+        )
+        for given in (None, window)
+    )
+    assert np.array_equal(one[0], other[0]) and np.array_equal(one[1], other[1])
+
+
 def test_a_cutting_that_changes_plans_the_rest_anew():
     """As often as it does; what comes is the same each time, and all of it once."""
     sampler = LengthBucketBatchSampler(log_normal(3000), max_tokens=9000, seed=1)
