@@ -125,9 +125,9 @@ def test_a_cache_in_a_file(cluster, tmp_path):
             30,
         )
         assert cached.stats().rows == N
-    with RayIterator(fastiter.cache(Numbers()), 16, address=cluster.address) as remote:
-        with pytest.raises(TypeError, match="path="):
-            next(remote)
+    remote = RayIterator(fastiter.cache(Numbers()), 16, address=cluster.address)
+    with remote, pytest.raises(TypeError, match="path="):
+        next(remote)
 
 
 def test_columns_padded(cluster):
