@@ -167,7 +167,7 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 # One fixture for all of them: each that is automatic costs every test a tenth of a millisecond.
 @pytest.fixture(autouse=True)
-def _of_each_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _prepare_each_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     # A program is warned once of an unsafe fork; which test that were depended on their order.
     # Programs of their own test the warning.
     monkeypatch.setattr(start_method, "_warned", True)

@@ -16,7 +16,8 @@ import warnings
 
 import numpy as np
 import pytest
-from cached_rows import Counted, assert_equal, rows_of
+from cached_rows import Counted, rows_of
+from comparison import same
 
 import fastiter
 
@@ -30,9 +31,9 @@ def test_a_file_outlives_its_program(tmp_path):
     dataset = Counted(rows_of())
     with fastiter.cache(dataset, path=path, key="v1") as cached:
         assert cached.stats()[:2] == (15, 20) and cached.stats().hits == 0
-        assert_equal(cached[:15], rows_of()[:15])
+        same(cached[:15], rows_of()[:15])
         assert dataset.asked == []
-        assert_equal(cached[:], rows_of())
+        same(cached[:], rows_of())
         assert dataset.asked == [15, 16, 17, 18, 19]
     assert os.listdir(tmp_path) == ["cache"]
 
@@ -43,9 +44,9 @@ def test_without_a_key_one_row_is_compared(tmp_path):
         list(cached[:])
     dataset = Counted(rows_of())
     with fastiter.cache(dataset, path=path) as cached:
-        assert_equal(cached[:], rows_of())
+        same(cached[:], rows_of())
         copied = pickle.loads(pickle.dumps(cached))
-        assert_equal(copied[:], rows_of())
+        same(copied[:], rows_of())
         assert dataset.asked == copied.dataset.asked == [0]
         assert cached.stats().hits == 40 and cached.stats().misses == 0
     with fastiter.cache(Counted(range(20)), path=path) as cached:
@@ -148,7 +149,7 @@ def test_a_file_is_made_anew_while_others_have_it_open(tmp_path):
     with pytest.warns(UserWarning, match="made anew"):
         new = fastiter.cache(Counted(rows_of()), path=path, key=1)
     assert new.stats().rows == 0 and new[3][1] == 3 and new.stats().rows == 1
-    assert_equal(old[:], rows_of())
+    same(old[:], rows_of())
     assert old.stats().hits == 20
     again = fastiter.cache(Counted(rows_of()), path=path, key=1)
     assert again.stats().rows == 1 and again[3][1] == 3 and new.stats().hits == 1
@@ -218,7 +219,7 @@ def test_a_file_that_cannot_be_opened_for_writing_serves_hits(tmp_path):
     before = path.read_bytes()
     dataset = Counted(rows_of())
     with read_only_files(), fastiter.cache(dataset, path=path, key=1) as cached:
-        assert_equal(cached[:], rows_of())
+        same(cached[:], rows_of())
         assert cached.stats().hits == 10 and cached.stats().uncached == 10
         with pytest.raises(ValueError, match="read-only"):
             cached.clear()
@@ -233,13 +234,13 @@ def test_rows_of_a_read_only_file_are_checked_once_in_a_process(tmp_path):
         cached[0]
     with read_only_files():
         reader, other = (fastiter.cache(Counted([row + 1]), path=path, key=1) for _ in range(2))
-    assert_equal(reader[0], row)
+    same(reader[0], row)
     with open(path, "r+b") as file:
         file.seek(path.read_bytes().index(row.tobytes()))
         file.write(b"\0")
-    assert_equal(reader[0], np.array([0, *row[1:]], np.uint8))
+    same(reader[0], np.array([0, *row[1:]], np.uint8))
     assert reader.dataset.asked == [] and reader.stats().damaged == 0
-    assert_equal(other[0], row + 1)
+    same(other[0], row + 1)
     assert other.dataset.asked == [0] and other.stats().damaged == 1
 
 
@@ -268,7 +269,7 @@ def test_a_reader_of_a_file_keeps_no_check_from_others(tmp_path):
         file.seek(path.read_bytes().index(row.tobytes()))
         file.write(b"\0")
     with fastiter.cache(Counted([row]), path=path, key=1) as cached:
-        assert_equal(cached[0], row)
+        same(cached[0], row)
         assert cached.stats().damaged == 1
     reader.close()
 
@@ -281,7 +282,7 @@ def test_a_file_that_was_cut_while_it_was_open(tmp_path):
     cached[0], cached[1]
     os.truncate(path, path.stat().st_size - 5_000)
     cached[2]
-    assert_equal(cached[:], rows)
+    same(cached[:], rows)
     assert cached.dataset.asked == [0, 1, 2, 1, 3] and cached.stats().damaged == 1
 
 
@@ -355,7 +356,7 @@ def read_all(path, examples):
             return None
     with cached:
         for _ in range(2):
-            assert_equal(cached[:], examples)
+            same(cached[:], examples)
         return cached.stats()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import multiprocessing
 import pickle
 import re
 import sys
@@ -274,14 +275,14 @@ def test_padding_is_the_finish():
 
 
 def test_a_worker_is_busy_with_the_row_that_it_fetches():
-    def check(scale):
-        dataset = Calling(lambda index: time.sleep(0.4 * scale * (index > 0)), 9)
-        with processes(dataset, n_processes=1, shuffle=False) as iterator:
-            iterator.start()
-            time.sleep(0.2 * scale)
-            assert iterator.stats().workers[0].busy_seconds > 0.1 * scale
-
-    at_some_scale(check)
+    released = multiprocessing.get_context("fork").Event()
+    dataset = Calling(lambda index: released.wait(), 9)
+    with processes(dataset, n_processes=1, shuffle=False) as iterator:
+        iterator.start()
+        while not iterator.stats().workers[0].busy_seconds:  # of no row that has ended
+            pass
+        released.set()
+        assert len(next(iterator)) == BATCH
 
 
 def test_asks_while_another_thread_waits():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import threading
 
 import numpy as np
@@ -29,26 +28,6 @@ class Counted:
 
 def rows_of(n=20, step=100):
     return [(np.arange(i * step, dtype=np.float32) + i, i) for i in range(n)]
-
-
-def assert_equal(a, b):
-    assert type(a) is type(b)
-    if isinstance(a, (tuple, list)):
-        assert len(a) == len(b)
-        for left, right in zip(a, b, strict=True):
-            assert_equal(left, right)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            assert_equal(a[key], b[key])
-    elif isinstance(a, np.ndarray) and a.dtype.hasobject:
-        assert a.tolist() == b.tolist()
-    elif isinstance(a, np.ndarray):
-        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    elif isinstance(a, float) and math.isnan(a):
-        assert math.isnan(b)
-    else:
-        assert a == b
 
 
 @contextlib.contextmanager
