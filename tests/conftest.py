@@ -30,6 +30,7 @@ from serializers import LenientLoader, Loader, Saver
 
 from fastiter import iterators
 from fastiter._device import transfer
+from fastiter._util.cpus import whole_cpus
 from fastiter._workers import start_method
 
 try:
@@ -70,6 +71,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="have datasets hang in forked workers now and then, and iterators retry or hedge such "
         "rows: tests of other faults pass all the same, but for those that count what workers do",
     )
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Three at a time on two CPUs: tests of processes wait as much as they compute."""
+    n_cpus = whole_cpus()
+    return n_cpus if config.option.markexpr == "fast" else n_cpus + n_cpus // 2
 
 
 def pytest_report_header(config: pytest.Config) -> str:
