@@ -215,14 +215,14 @@ class ProcessExecutor(Executor):
             pool.ring.reset()
 
     def interrupt(self) -> None:
-        if self.pool is not None and self.pool.is_own:
-            self.pool.interrupt()
+        if (pool := self.pool) is not None and pool.is_own:
+            pool.interrupt()
 
     def after_fork(self, lock: Any) -> None:
         self._lock = lock  # the pool stays, whose workers are the parent's
 
     def close(self) -> None:
-        if self.pool is None or not self.pool.is_own:
+        if (pool := self.pool) is None or not pool.is_own:
             return
         with self._lock:
             pool = self.pool  # `make` in another thread may have started one meanwhile

@@ -125,7 +125,7 @@ class ThreadExecutor(Executor):
         try:
             batch = self._batch_of(task)
         except BaseException:
-            if self._threads is not None and self._threads.error is not None:
+            if (threads := self._threads) is not None and threads.error is not None:
                 self.close()  # the next call begins all batches anew, in other threads
                 self._is_closed = False
                 plans.rewind()
@@ -222,7 +222,7 @@ class ThreadExecutor(Executor):
         return LoaderStats(
             workers_are="threads",
             timeouts=0 if self._limit is None else self._limit.n_ended,
-            abandoned=0 if self._threads is None else self._threads.n_abandoned,
+            abandoned=0 if (threads := self._threads) is None else threads.n_abandoned,
             n_workers=self.n_workers,
             n_prefetch=self.n_prefetch,
             ready=self._count_ready(),

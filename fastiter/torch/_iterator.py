@@ -301,7 +301,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             if self._copies is not None and type(batch) is not Failure:
                 batch = capture(self._copies.hand_out, batch)
             if self._returns_indices and type(batch) is not Failure:
-                batch = batch, self._keys_of_rows(plan, plan.progress, True)
+                batch = batch, self._keys_of_rows(plan, True)
             return batch
 
     def _take_epoch(self) -> None:
@@ -344,7 +344,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         plan = self._planner.delivered
         if plan is None or self._is_iterable or asks_state(plan):
             return None
-        return self._keys_of_rows(plan, self._planner.progress)
+        return self._keys_of_rows(plan)
 
     @property
     def valid(self) -> torch.Tensor | None:
@@ -352,12 +352,11 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         plan, owner = self._planner.delivered, self._owner
         if plan is None or owner is None or asks_state(plan):
             return None
-        valid = self._sampler_iter.valid(plan.number)
-        dropped = self._planner.progress.dropped
+        valid, dropped = self._sampler_iter.valid(plan.number), plan.progress.dropped
         return torch.tensor([one for row, one in enumerate(valid) if row not in dropped])
 
-    def _keys_of_rows(self, plan: Plan, progress: Delivered, as_tensor: bool = False) -> Any:
-        rows, dropped = self._sampler_iter.rows, progress.dropped
+    def _keys_of_rows(self, plan: Plan, as_tensor: bool = False) -> Any:
+        rows, dropped = self._sampler_iter.rows, plan.progress.dropped
         return keys_of(plan, self._auto_collation, rows, dropped, as_tensor)
 
     def skip_state(self) -> SkipState | None:
@@ -415,7 +414,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch that was delivered last."""
-        return {**packed(self._own_state()), **program_state(self._draws_globally)}
+        with self._lock:
+            return {**packed(self._own_state()), **program_state(self._draws_globally)}
 
     def _own_state(self) -> dict[str, Any]:
         """The state without that of the program."""

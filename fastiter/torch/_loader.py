@@ -493,14 +493,14 @@ persistent_workers, pin_memory_device, in_order
         if self._is_stream:
             return _streams.state_of(self)
         self._refuse_moved()
-        own = self._own_iterator()
+        own, last, loaded = self._own_iterator(), self._last_iteration.state, self._loaded
         state: dict[str, Any]
         if own is not None:
             state = own.state_dict()
-        elif self._last_iteration.state is not None:
-            state = {**packed(self._last_iteration.state), **program_state(draws_globally(self))}
-        elif self._loaded is not None:
-            return cast("dict[str, Any]", copied(self._loaded))
+        elif last is not None:
+            state = {**packed(last), **program_state(draws_globally(self))}
+        elif loaded is not None:
+            return cast("dict[str, Any]", copied(loaded))
         else:
             return {**unbegun_state(self), "_facts": facts_of_none(self)}
         state["_facts"] = state["_facts"] or facts_of(self)

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from fastiter._stats.iterator_stats import IteratorStats
-from fastiter._util.concurrency import renew_in_child
+from fastiter._util.concurrency import WeakObjects, renew_in_child
 from fastiter._util.warn import warn_caller
 from fastiter.torch import _loader
 from fastiter.torch._loader import untraced
@@ -88,7 +88,7 @@ class Patch:
         self._keywords = keywords
         self._compares = compares
         self._records: list[Record] = []
-        self._loaders: list[weakref.ref[Any]] = []
+        self._loaders: WeakObjects[Any] = WeakObjects()
         _patches.add(self)
 
     def undo(self) -> None:
@@ -98,7 +98,7 @@ class Patch:
     @property
     def loaders(self) -> list[Any]:
         """The loaders that were made meanwhile and are alive."""
-        return [loader for each in self._loaders if (loader := each()) is not None]
+        return [*self._loaders]
 
     def as_dict(self) -> dict[str, Any]:
         """Figures of all loaders that were made meanwhile, the oldest first.
@@ -178,7 +178,7 @@ class Record:
             weakref.finalize(going, self.end).atexit = False
 
     def stats(self) -> IteratorStats | None:
-        return self._stats if self.iterations is None else self.iterations.stats()
+        return self._stats if (made := self.iterations) is None else made.stats()
 
     def ours(self) -> Loops:
         stats, begun = self.stats(), self.begun
@@ -305,7 +305,7 @@ class _Patches:
     @property
     def keywords(self) -> dict[str, Any]:
         """For loaders that are made now."""
-        return self._all[-1]._keywords if self._all else {}
+        return next((each._keywords for each in reversed(self._all)), {})
 
     @property
     def compares(self) -> bool:
@@ -315,7 +315,7 @@ class _Patches:
     def note(self, loader: Any, record: Record) -> None:
         for each in self._all:
             each._records.append(record)
-            each._loaders.append(weakref.ref(loader, each._loaders.remove))
+            each._loaders.add(loader)
 
 
 def _replace(old: type, new: type) -> None:

@@ -203,7 +203,7 @@ class LoaderReports:
 
     def _own_iterator(self) -> Any:
         """The one of the last iteration, if it lives."""
-        return None if self._last_iteration.iterator is None else self._last_iteration.iterator()
+        return (found := self._last_iteration.iterator) and found()
 
     def _skips(self) -> SkipState | None:
         own = self._own_iterator()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
-import itertools
 import os
 import signal
 import sys
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from failing import Calling
 from inside import planner_of
+from steps import at_step
 
 from fastiter import (
     MixtureOrderSampler,
@@ -338,32 +339,13 @@ def test_a_collection_at_any_moment_of_a_loop_over_weak_objects():
     assert list(found) == [kept]
 
 
-@contextlib.contextmanager
-def at_line(function: types.FunctionType, n: int, action: Callable[[], Any]) -> Iterator[None]:
-    """Does `action` before the n-th line that a function runs, as another thread might."""
-    lines = itertools.count()
-
-    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
-        if frame.f_code is not function.__code__:
-            return None
-        if event == "line" and next(lines) == n:
-            action()
-        return trace
-
-    former = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(former)
-
-
 @pytest.mark.parametrize("line", range(12))
 def test_threads_that_draw_orders_of_one_sampler(line):
     expected = [ShuffleOrderSampler(3).epoch(number, 100).order for number in range(3)]
     sampler, others = ShuffleOrderSampler(3), []
     sampler.epoch(0, 100)  # memory that is used again
-    with at_line(OrderBuffers.take, line, lambda: others.append(sampler.epoch(1, 100).order)):
+    another = functools.partial(sampler.epoch, 1, 100)
+    with at_step(OrderBuffers.take, line, lambda: others.append(another().order), "line"):
         order = sampler.epoch(2, 100).order
     assert np.array_equal(order, expected[2])
     for other in others:
@@ -375,7 +357,8 @@ def test_threads_that_read_one_order_of_a_mixture(line):
     sampler = MixtureOrderSampler([300, 50], [0.8, 0.2], 1, stop=10_000)
     order, expected = sampler.epoch(0, 350).order, sampler.epoch(0, 350).order[:10_000]
     others = []
-    with at_line(MixtureOrder._piece, line, lambda: others.append(order._piece(9000, 9010))):
+    another = functools.partial(order._piece, 9000, 9010)
+    with at_step(MixtureOrder._piece, line, lambda: others.append(another()), "line"):
         assert np.array_equal(order._piece(10, 20), expected[10:20])
     for other in others:
         assert np.array_equal(other, expected[9000:9010])

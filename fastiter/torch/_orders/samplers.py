@@ -122,11 +122,10 @@ class EpochOwner(Sampler[Any]):
         ValueError
             With several ranks in the middle of a batch.
         """
-        if self._loaded is not None:
-            return dict(self._loaded.record)
-        if self._drawn is None:
-            return packed(record_of(self.planner(self.epoch)))
-        return self._drawn.record()
+        loaded, drawn = self._loaded, self._drawn
+        if loaded is not None:
+            return dict(loaded.record)
+        return drawn.record() if drawn else packed(record_of(self.planner(self.epoch)))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Have the next iterator go on from a state, also with other ranks or another batch size.
@@ -170,7 +169,7 @@ class EpochOwner(Sampler[Any]):
 
     def end(self, iteration: Any) -> None:
         """Note that an iteration, which may persist, has come to the end of its epoch."""
-        if self._running is not None and self._running() is iteration:
+        if (found := self._running) and found() is iteration:
             self._running = None
 
     def planner(self, number: int, batch_size: int | None = None, seeded: bool = False) -> Planner:
@@ -192,12 +191,12 @@ class EpochOwner(Sampler[Any]):
 
     def _state(self, number: int) -> State:
         """The state at the start of an epoch, whose order is drawn once."""
-        key = number, self._length()
-        if self._begun is None or self._begun[0] != key:
+        key, begun = (number, self._length()), self._begun
+        if begun is None or begun[0] != key:
             cuttings = (Cutting(0, self.num_replicas, self._epochs.limits()),) if self._cuts else ()
             state = initial_state(self._epochs, self._length, cuttings, number)
-            self._begun = key, state._replace(epoch=number)
-        return self._begun[1]
+            self._begun = begun = key, state._replace(epoch=number)
+        return begun[1]
 
     def base_seed(self, number: int) -> int:
         """Seed of the workers that begin with this epoch."""
@@ -206,7 +205,7 @@ class EpochOwner(Sampler[Any]):
 
     def _of_epoch(self) -> tuple[Planner, int]:
         """The planner of the epoch that runs, or of the next one; and its number of batches."""
-        running = None if self._running is None else self._running()
+        running: Any = (found := self._running) and found()
         number = self.epoch if running is None or running.number is None else running.number
         planner = self.planner(number)
         return planner, planner.n_steps(planner.state.cuts, 0, planner.state.whole_size)
