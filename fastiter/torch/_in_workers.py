@@ -433,10 +433,10 @@ class WorkersIterator(LoaderIterator):
         if "_executor" in self.__dict__:  # else the constructor has failed
             pool = self._executor.pool
             self._last_workers = self._workers
-            if pool is not None and self._shares_rows:
-                self._iterations.schema = pool.ring.schema  # or the next pool would learn it anew
             self._executor.interrupt()
             self._executor.close()
+            if pool is not None and self._shares_rows:  # behind what another thread may be at
+                self._iterations.schema = pool.ring.schema  # or the next pool would learn it anew
             self._is_closed = self._executor.pool is None  # not in a fork of its process
 
     _shutdown_workers = close  # which programs call on torch's iterator
