@@ -222,16 +222,32 @@ def readers(path: Path) -> list[Any]:
         unnamed,
         io.BytesIO(path.read_bytes()),
         gzip.open(f"{path}.gz", "rb"),
+        io.BufferedReader(gzip.open(f"{path}.gz", "rb")),
+        Unzipped(f"{path}.gz"),
     ]
 
 
-@pytest.mark.parametrize("number", range(6))
+class Unzipped(io.BufferedReader):
+    """A reader with reading of its own."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(io.FileIO(path))
+        self._file = gzip.open(path)  # noqa: SIM115
+        for name in ("seek", "tell", "peek", "read", "readinto", "readline"):
+            setattr(self, name, getattr(self._file, name))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@pytest.mark.parametrize("number", range(8))
 def test_readers(any_library, tmp_path, number):
     path = write_pickles(tmp_path / "a.pkl", EXAMPLES)
     chosen = readers(path)
     dataset = any_library.PickleDataset(chosen[number])
     assert all(map(same, dataset[:], EXAMPLES))
-    if any_library is datasets and number in (3, 5):
+    if any_library is datasets and number in (3, 5, 6, 7):
         with pytest.raises(TypeError):
             pickle.dumps(dataset)
     elif any_library is datasets:
@@ -259,6 +275,14 @@ def test_reader_whose_name_is_another_file_by_now(tmp_path):
             assert dataset[:] == [1, 2]
             with pytest.raises(TypeError, match="no name"):
                 pickle.dumps(dataset)
+
+
+def test_reader_that_is_open_for_writing_alone(tmp_path):
+    with (
+        io.FileIO(tmp_path / "a.pkl", "w") as writer,
+        pytest.raises(io.UnsupportedOperation, match="not open for reading"),
+    ):
+        datasets.PickleDataset(writer)
 
 
 def test_reader_without_random_access(any_library):
