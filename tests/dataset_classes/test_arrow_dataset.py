@@ -412,6 +412,22 @@ def test_parts_of_a_dataset_are_gathered_too() -> None:
     assert batch["ids"].tolist() == [[0, 1], [0, 9], [9, 9]]
 
 
+@pytest.mark.parametrize("kind", ITERATORS)
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"padding": {"nosuch": 0}}, KeyError),
+        ({"padding": {"ids": "a"}}, ValueError),
+        ({"max_length": {"n": 4}}, ValueError),
+    ],
+    ids=["no field", "no number", "no list"],
+)
+def test_options_that_suit_no_column_are_refused(kind: str, options: Any, error: Any) -> None:
+    dataset = ArrowDataset(pa.table({"ids": [[1], [2, 3]], "n": [4, 5]}), padding=0)
+    with pytest.raises(error, match=r"nosuch|'ids'|'n'"):
+        batches(dataset, ITERATORS[kind], converter=functools.partial(concat_examples, **options))
+
+
 def mixed(kind: str, *datasets: Any, **options: Any) -> Any:
     """The first batch of datasets in equal shares."""
     sampler = MixtureOrderSampler([len(d) for d in datasets], [1] * len(datasets), seed=0)
@@ -438,9 +454,10 @@ def test_a_mixture_has_the_padding_and_the_lists_of_its_sources(kind: str) -> No
         assert sorted(batch["ids"].tolist()) == [[5, -1], [5, -1], [6, 7], [6, 7]]
         assert type(batch["s"]) is list and sorted(batch["s"]) == ["a", "a", "b", "b"]
         assert batch["deep"].shape == (4, 2, 2)
-    part = SubDataset(ConcatenatedDataset(*made), 1, 3)
-    (batch,) = batches(part, ITERATORS[kind], converter=by_converter)
-    assert batch["ids"].tolist() == [[6, 7], [5, -1]] and batch["s"] == ["b", "a"]
+    joined = ConcatenatedDataset(*made)
+    for part in SubDataset(joined, 1, 3), ConcatenatedDataset(SubDataset(joined, 1, 2), joined):
+        batch, *_ = batches(part, ITERATORS[kind], 2, converter=by_converter)
+        assert batch["ids"].tolist() == [[6, 7], [5, -1]] and batch["s"] == ["b", "a"]
 
 
 def test_a_mixture_of_sources_that_are_padded_in_different_ways_is_refused() -> None:

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
+from fastiter import SerialIterator
 from fastiter.dataset import TabularDataset, tabular
 
 ten = tabular.from_data(("a", np.arange(10)))
@@ -27,6 +28,12 @@ def test_rows_of_a_view_are_those_of_a_list():
                 ten.slice[rows[cut]][index]
         for again in (slice(None), slice(None, None, -1), slice(1, None, 2)):
             assert view.slice[again].fetch().tolist() == part[again]
+
+
+def test_examples_without_columns_are_empty():
+    for view, empty in ((ten.slice[:, ()].astuple(), ()), (ten.slice[:, ()].asdict(), {})):
+        assert len(view) == 10
+        assert list(SerialIterator(view, 5, repeat=False)) == [[empty] * 5] * 2
 
 
 def test_concatenated_datasets_are_asked_for_slices_up_to_the_stop_wanted():
