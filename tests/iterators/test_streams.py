@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,20 +120,24 @@ def test_ranks_and_batch_sizes_may_change_anywhere(
     assert found == expected
 
 
+@pytest.mark.parametrize("kind", ["serial", "threads"])
 @pytest.mark.parametrize("window", [1, 30])
 @pytest.mark.parametrize("lengths", [None, SIZES])
 @pytest.mark.parametrize("tail", ["pad", "mask", "drop"])
 def test_an_epoch_ends_with_a_step_of_all_ranks(
-    tail: Any, lengths: list[int] | None, window: int
+    tail: Any, lengths: list[int] | None, window: int, kind: str
 ) -> None:
+    iterator_class, settings_of = KINDS[kind]
     dataset, n = stream(interleave=3, lengths=lengths, window=window), sum(SIZES)
     expected = rows_of(SerialIterator(dataset, 1), n)
     batches = []
     for rank in range(5):
-        iterator = SerialIterator(dataset, 7, repeat=False, rank=rank, num_ranks=5, tail=tail)
-        batches.append([(batch, iterator.valid) for batch in iterator])
-        assert iterator.is_new_epoch
-        assert iterator.epoch == 1
+        with iterator_class(
+            dataset, 7, repeat=False, rank=rank, num_ranks=5, tail=tail, **settings_of
+        ) as iterator:
+            batches.append([(batch, iterator.valid) for batch in iterator])
+            assert iterator.is_new_epoch
+            assert iterator.epoch == 1
     m = n % 35
     share = m // 5 if tail == "drop" else -(-m // 5)
     assert [len(each) for each in batches] == [n // 35 + (share > 0)] * 5
@@ -469,6 +474,23 @@ def test_with_lengths_a_rank_takes_only_what_is_its_own() -> None:
         taken = len(TAKEN)
         assert sum(map(len, other)) == 50
         assert len(TAKEN) - taken <= 110
+
+
+def test_examples_that_were_delivered_are_forgotten_where_ranks_look_ahead() -> None:
+    class Example:
+        pass
+
+    living: weakref.WeakSet[Example] = weakref.WeakSet()
+
+    def open_shard(shard: int) -> Iterator[Example]:
+        for _ in range(500):
+            example = Example()
+            living.add(example)
+            yield example
+
+    dataset = StreamDataset(range(4), open_shard, lengths=[500] * 4)
+    iterator = SerialIterator(dataset, 5, repeat=False, rank=0, num_ranks=2)
+    assert max(len(living) for _ in iterator) < 200
 
 
 def test_a_state_of_another_stream_is_refused() -> None:
