@@ -125,7 +125,8 @@ def test_a_child_forked_while_a_thread_is_in_next(kind):
             and next(iterator) == [8, 9, 10, 11]
         )
         iterator.finalize()
-        return right
+        other.finalize()
+        return right and threading.active_count() == 1
 
     with gate.held(lambda: next(iterator)):
         status = in_child(child)

@@ -224,6 +224,16 @@ def test_finalize_wakes_up_who_waits():
     dataset.gate.set()
 
 
+def test_finalize_waits_for_the_example_that_a_thread_fetches():
+    dataset, before = Gated(5), our_threads()
+    iterator = MultithreadIterator(dataset, 4, shuffle=False)
+    next(iterator)
+    assert dataset.is_waiting.wait(PATIENCE)
+    dataset.gate.set()
+    iterator.finalize()
+    assert our_threads() <= before
+
+
 @pytest.mark.parametrize("n_prefetch", [1, 7])
 @pytest.mark.parametrize("in_cycle", [False, True])
 def test_dropped_iterator_ends_its_threads(n_prefetch, in_cycle):

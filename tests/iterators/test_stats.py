@@ -108,6 +108,19 @@ def test_counts_what_was_delivered(make):
     assert after.wait_seconds == stats.wait_seconds
 
 
+@pytest.mark.parametrize("make", [threads, processes])
+def test_a_wait_ends_before_the_program_is_asked_about_a_failure(make):
+    def decide(index, error):
+        waits.append(iterator.stats().wait_seconds)
+        return "skip"
+
+    waits = []
+    with make(failing(40, [9]), shuffle=False, on_error=decide, skip_limit=None) as iterator:
+        next(iterator)
+        assert len(next(iterator)) == BATCH - 1
+        assert waits == [iterator.stats().wait_seconds]
+
+
 @pytest.mark.parametrize("make", KINDS)
 def test_the_time_is_divided_without_a_rest(make):
     clock = time.perf_counter
