@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inside import n_restarts
 
 import fastiter
 from fastiter import get_worker_info
@@ -139,6 +140,14 @@ def test_a_worker_that_leaves_is_an_error(make):
     iterator = make(Told(), 4, worker_init=leave)
     with pytest.raises(fastiter.DatasetError, match=r"SystemExit"):
         next(iterator)
+
+
+def test_workers_that_die_in_it_are_an_error_after_three_deaths_each_time(make):
+    iterator = make(Told(), 4, worker_init=lambda number: os._exit(3))
+    for n_deaths in (6, 12):
+        with pytest.raises(fastiter.WorkerDiedError, match="before they have loaded the dataset"):
+            next(iterator)
+        assert n_restarts(iterator) == n_deaths
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
