@@ -24,6 +24,7 @@ from hypothesis import strategies as st  # noqa: E402
 from fastiter import (  # noqa: E402
     MixtureOrderSampler,
     MultiprocessIterator,
+    Replacement,
     SerialIterator,
     concat_examples,
 )
@@ -189,6 +190,11 @@ def test_a_text_that_is_none_fails_its_row_alone(kind: str) -> None:
         batches(dataset, ITERATORS[kind], converter=concat_examples)
     (batch,) = batches(dataset, ITERATORS[kind], converter=concat_examples, on_error="skip")
     assert batch["s"] == ["a", "c"] and batch["ids"].tolist() == [[1], [3]]
+    other = Replacement({"s": "b", "ids": np.array([4, 5])})
+    (batch,) = batches(
+        dataset, ITERATORS[kind], converter=concat_examples, on_error=lambda *_: other
+    )
+    assert batch["s"] == ["a", "b", "c"] and batch["ids"].tolist() == [[1, 0], [4, 5], [3, 0]]
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -96,9 +96,10 @@ class Ragged:
         return np.full(1 + i * 7 % 30, i), i, np.float32([i, i])
 
 
+@pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("padding", [0, (0, None, None), (-1, 0, 2.5)])
-def test_workers_pad_where_the_batch_is_read(padding):
-    convert = functools.partial(concat_examples, padding=padding)
+def test_workers_pad_where_the_batch_is_read_unless_it_is_copied(padding, copy):
+    convert = functools.partial(concat_examples, padding=padding, copy=copy)
     arguments = {"shuffle": False, "converter": convert}
     serial = SerialIterator(Ragged(), 4, **arguments)
     with MultiprocessIterator(Ragged(), 4, n_processes=2, context="fork", **arguments) as iterator:
@@ -106,7 +107,7 @@ def test_workers_pad_where_the_batch_is_read(padding):
             batch = next(iterator)
             same(batch, next(serial))
             if number > 4:  # the first ones are made before the columns are known
-                assert all(is_shared(column) for column in batch)
+                assert {is_shared(column) for column in batch} == {not copy}
 
 
 def test_the_second_time_is_a_copy(pair):

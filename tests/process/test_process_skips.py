@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from examples_of import Blocks, LoadsNot, Misfits, killing_converter
@@ -26,6 +28,16 @@ def test_an_index_that_kills_every_worker_is_skipped(make, deed):
         assert "WorkerDiedError" in record.error
     # Three deaths to be sure; in each later epoch, of which one is begun already, one is enough.
     assert n_restarts(iterator) in (4, 5)
+
+
+@pytest.mark.parametrize("deed", ["SIGKILL", "a broken file"])
+def test_the_rest_of_a_batch_is_converted_by_a_worker(make, deed):
+    def convert(batch, device):
+        return os.getpid(), len(batch)
+
+    iterator = make(Misfits(8, {5}, deed), 4, on_error="skip", skip_limit=1, converter=convert)
+    pids, sizes = zip(next(iterator), next(iterator), strict=True)
+    assert sizes == (4, 3) and os.getpid() not in pids
 
 
 @pytest.mark.no_stuck_rows("no later batch is to be repaired")
@@ -68,6 +80,18 @@ def test_a_converter_that_kills_is_no_matter_of_an_example(make):
     with pytest.raises(WorkerDiedError, match="the converter"):
         next(iterator)
     assert next(iterator)[:, 0].tolist() == [8, 9, 10, 11]
+
+
+def test_a_converters_error_names_the_dataset_index_of_a_row_behind_a_skipped_one(make):
+    class Uneven(Misfits):
+        def __getitem__(self, index):
+            return super().__getitem__(index)[: 5 - index]
+
+    iterator = make(
+        Uneven(3, {0}, "broken"), 3, on_error="skip", skip_limit=1, converter=concat_examples
+    )
+    with pytest.raises(ValueError, match=r"example 1 \(dataset index 2\) has \(3,\)"):
+        next(iterator)
 
 
 class LoadsNotAtThree(Blocks):
