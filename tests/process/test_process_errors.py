@@ -9,6 +9,7 @@ import pickle
 import queue
 import re
 import resource
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -359,16 +360,17 @@ def test_a_converters_exception_belongs_to_its_batch(make, error, arrives):
         assert next(iterator)[0, 0] == 12
 
 
-def test_a_converters_batch_with_a_failed_row_is_the_rows_error(make):
-    iterator = make(Raises(lambda: KeyError("of the row")), 4, converter=_total)
+def test_a_converters_batch_with_a_failed_row_is_the_rows_error(make, tmp_path):
+    def total(batch, device):
+        (tmp_path / f"{len(batch)} examples").touch()
+        return int(sum(example.sum() for example in batch))
+
+    iterator = make(Raises(lambda: KeyError("of the row")), 4, converter=total)
     assert next(iterator) == 3 * 6
     with pytest.raises(KeyError, match="of the row"):
         next(iterator)
     assert next(iterator) == 3 * 38
-
-
-def _total(batch, device):
-    return int(sum(example.sum() for example in batch))
+    assert [path.name for path in tmp_path.iterdir()] == ["4 examples"]
 
 
 class Converters:
@@ -426,8 +428,14 @@ def test_converters_that_change_keep_or_return_examples(make, name, kind):
         same(result, expected)
 
 
-def test_interrupts_in_the_parents_own_part_lose_nothing(make):
-    """Ctrl-C while the parent loads a batch: the next call gives that batch."""
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LookupError])
+def test_interrupts_in_the_parents_own_part_lose_nothing(make, error):
+    """A handler raises while the parent loads a batch: the next call gives that batch."""
+
+    def handler(*_):
+        raise error
+
+    former = signal.signal(signal.SIGUSR1, handler)
     parent = os.getpid()
     iterator = make([_Interrupts(index, parent) for index in range(12)], 3)
     got = []
@@ -436,7 +444,7 @@ def test_interrupts_in_the_parents_own_part_lose_nothing(make):
         _Interrupts.armed = interrupts % 2 == 0
         try:
             batch = next(iterator)
-        except KeyboardInterrupt:
+        except error:
             interrupts += 1
             continue
         interrupts += 1
@@ -444,6 +452,7 @@ def test_interrupts_in_the_parents_own_part_lose_nothing(make):
         assert iterator.current_position == 3 * len(got) % 12
     assert got == [[(3 * number + row) % 12 for row in range(3)] for number in range(8)]
     assert interrupts > 8
+    signal.signal(signal.SIGUSR1, former)
 
 
 class _Interrupts:
@@ -455,4 +464,4 @@ class _Interrupts:
     def __setstate__(self, state):
         self.__dict__.update(state)
         if os.getpid() == self.parent and _Interrupts.armed and self.number % 3 == 1:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGUSR1)
