@@ -64,7 +64,8 @@ def test_an_index_that_kills_every_worker_is_named(make, deed):
                 next(iterator)
             text = str(caught.value)
             assert re.search(r"\bindex 9\b", text)
-            assert DEEDS[deed] in text
+            assert DEEDS[deed] in text and DEEDS[deed] in caught.value.exit_reason
+            assert caught.value.pid > 0
             assert f"epoch {number // 6}, batch 2" in text
         else:
             seen.append(indices(next(iterator)))
@@ -349,6 +350,14 @@ def test_planned_exits_lose_nothing(make, method):
         pids.update(pids_of(iterator))
     assert len(pids) > 4
     assert n_restarts(iterator) == 0
+
+
+def test_an_exit_that_the_dataset_makes_is_a_death_where_exits_are_planned_too(make, tmp_path):
+    dataset = Misfits(8, {5}, "_exit0", tmp_path)
+    iterator = make(dataset, 4, repeat=False, maxtasksperchild=100)
+    assert [indices(batch) for batch in iterator] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    stats = iterator.stats()
+    assert (stats.deaths, stats.replacements) == (1, 0)
 
 
 def test_one_task_per_child_for_long_batches(make):

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inside import n_restarts
+from inside import have_begun, n_restarts
+from outside import wait_until
 
 import fastiter
 from fastiter import get_worker_info
@@ -140,6 +141,15 @@ def test_a_worker_that_leaves_is_an_error(make):
     iterator = make(Told(), 4, worker_init=leave)
     with pytest.raises(fastiter.DatasetError, match=r"SystemExit"):
         next(iterator)
+
+
+def test_a_worker_has_not_begun_before_it_ends(make, tmp_path):
+    gate = tmp_path / "gate"
+    iterator = make(Told(), 4, worker_init=lambda number: wait_until(gate.exists, "the gate opens"))
+    iterator.start()
+    assert not have_begun(iterator)
+    gate.touch()
+    wait_until(lambda: have_begun(iterator), "the workers have begun")
 
 
 def test_workers_that_die_in_it_are_an_error_after_three_deaths_each_time(make):

@@ -236,6 +236,18 @@ def test_a_dataset_that_does_not_load(make, tmp_path):
     assert indices(next(iterator)) == list(range(position, position + 4))
 
 
+def test_a_dataset_that_does_not_load_now_and_then(make, tmp_path):
+    def load(number):
+        (mark := tmp_path / f"load.{len(list(tmp_path.glob('load.*')))}").touch()
+        if mark.name in ("load.0", "load.2"):
+            hang("sleep")
+
+    dataset = Hanging(8, {5}, "sleep", tmp_path)
+    iterator = make(dataset, 4, n_processes=1, worker_init=load, n_retries=1, **RETRY)
+    assert [indices(next(iterator)) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert len(list(tmp_path.glob("load.*"))) == 4
+
+
 def test_workers_stopped_with_nothing_in_hand(make):
     iterator = make(range(4000), 4, **RETRY)
     assert next(iterator) == [0, 1, 2, 3]

@@ -153,9 +153,11 @@ if __name__ == "__main__":
 """
 
 
-def test_a_worker_that_does_not_start_is_warned_of(output_of):
+@pytest.mark.parametrize("on_timeout", ["warn", "retry"])
+def test_a_worker_that_does_not_start_is_warned_of(output_of, on_timeout):
     """Its main module is imported before anything of the iterator's runs."""
-    assert output_of(SLOW_START) == "it has been starting\n[0, 1, 2, 3]\n"
+    program = SLOW_START.replace("=0.2", f"=0.2, on_timeout={on_timeout!r}")
+    assert output_of(program) == "it has been starting\n[0, 1, 2, 3]\n"
 
 
 def test_no_warning_for_many_short_fetches(make):
