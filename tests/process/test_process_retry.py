@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from examples_of import Blocks, Hanging, HangingCalls, Loading, hang
-from inside import group_of, n_restarts, pids_of, pool_of, ring_of
+from inside import group_of, has_spare, n_restarts, pids_of, pool_of, ring_of
 from interrupts import interrupt_at, n_interrupts_of
 from outside import (
     HANG,
@@ -148,9 +148,7 @@ def test_an_interrupt_while_the_spare_starts(make, context, function):
         Blocks(8), 4, n_processes=1, context=context, on_timeout="retry", dataset_timeout=30
     )
     with interrupt_at(function, WorkerGroup.start_spare) as came:
-        n_interrupts = n_interrupts_of(
-            iterator, lambda it: came and not group_of(it).wants_spare, HANG
-        )
+        n_interrupts = n_interrupts_of(iterator, lambda it: came and has_spare(it), HANG)
     assert n_interrupts == 1
     iterator.finalize()
     del iterator

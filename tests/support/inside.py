@@ -26,6 +26,13 @@ def have_begun(iterator: Any) -> bool:
     return bool(iterator._executor.pool) and iterator._executor.pool.is_steady()
 
 
+def has_spare(iterator: Any) -> bool:
+    """Whether there is a process that waits to take the place of a worker."""
+    group = group_of(iterator)
+    spare, report = group._spare, ring_of(iterator).report(group.count)
+    return spare is not None and bool(report["ready"] == spare.start)
+
+
 def start_method_of(iterator: Any) -> str:
     """The method that started the workers: 'fork', 'spawn' or 'forkserver'."""
     method: str = group_of(iterator)._method
