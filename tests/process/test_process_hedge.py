@@ -230,15 +230,15 @@ def test_the_trace_shows_attempts(make, tmp_path):
         Slow(32, {10}, tmp_path, "return"), 8, n_processes=4, repeat=False, shuffle=False, hedge=0.5
     )
     lanes = executor_of(iterator).traces
+
+    def attempts():
+        return {kind for lane in lanes().values() for kind, _, _, index, *_ in lane if index == 10}
+
     with iterator.trace() as trace:
         assert indices(delivered(iterator, tmp_path)) == list(range(32))
         wait_until(  # not for one of the others, which may be late on a busy machine
-            lambda: any(
-                kind == "lost" and index == 10
-                for lane in lanes().values()
-                for kind, _, _, index, *_ in lane
-            ),
-            "the loser has ended",
+            lambda: attempts() >= {"hedge", "lost"},
+            "both attempts have ended",
         )
     events = [event for event in trace.events() if event.get("args", {}).get("index") == 10]
     assert {"hedge", "lost"} <= {event["name"] for event in events}
