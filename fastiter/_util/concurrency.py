@@ -52,9 +52,11 @@ def start_thread(thread: threading.Thread) -> None:
     thread._started = _Started()  # type: ignore[attr-defined]
     try:
         thread.start()
-    except RuntimeError:
+    except Exception as error:
         threading._limbo.pop(thread, None)  # type: ignore[attr-defined]
-        raise
+        if not any(arg is thread for arg in error.args):
+            raise
+        raise (error.__context__ or error) from None  # a handler's: the thread had begun
 
 
 class WeakObjects(Generic[T]):

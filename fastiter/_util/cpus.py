@@ -60,8 +60,7 @@ def _quota_of(group: str) -> float:
         limit, period = _text(group, "cpu.max").split()
         return int(limit) / int(period)  # "max" is no number
     with contextlib.suppress(OSError, ValueError):
-        granted = int(_text(group, "cpu.cfs_quota_us"))
-        if granted > 0:
+        if (granted := int(_text(group, "cpu.cfs_quota_us"))) > 0:
             return granted / int(_text(group, "cpu.cfs_period_us"))
     return math.inf
 

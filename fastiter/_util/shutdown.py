@@ -83,8 +83,7 @@ def end_at_exit(owner: HasWorkers, lock: Any) -> util.Finalize:
 
 def _end(reference: weakref.ref[HasWorkers], lock: Any) -> None:
     begin()
-    owner = reference()
-    if owner is None:
+    if (owner := reference()) is None:
         return
     owner.interrupt()
     is_free = lock.acquire(timeout=_PATIENCE)

@@ -8,7 +8,9 @@ import logging
 import random
 import signal
 import sys
+import threading
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -240,3 +242,27 @@ def test_an_interrupt_while_a_seed_is_read_is_raised_as_it_is() -> None:
 
     interrupts = interrupted_by_timer(lambda: permutation(1, [1, 2, 3]), 500, 2e-4)
     assert sum(1 for _ in interrupts) == 500  # any other error leaves the loop
+
+
+def test_a_handlers_exception_as_a_thread_begins_is_raised_as_it_is() -> None:
+    """`threading` raises a KeyError in its place, where the thread has left its list before."""
+
+    class Raised(Exception):
+        pass
+
+    def begin_first(frame: types.FrameType, event: str, function: Any) -> None:
+        if event == "c_return" and "start" in function.__name__ and "thread" in function.__name__:
+            sys.setprofile(None)
+            while threading._limbo:  # type: ignore[attr-defined]
+                time.sleep(0)
+            raise Raised
+
+    iterator = MultithreadIterator(range(12), 4, shuffle=False, n_threads=2)
+    sys.setprofile(begin_first)
+    try:
+        with pytest.raises(Raised):
+            next(iterator)
+    finally:
+        sys.setprofile(None)
+    assert [next(iterator) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    iterator.close()
