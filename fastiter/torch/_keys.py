@@ -33,7 +33,7 @@ class OrderKeys:
     Python object for each: int64 arrays. A call that an interrupt cuts short can be repeated.
     """
 
-    iterator = None
+    iterator, is_cut_off = None, False
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -45,8 +45,8 @@ class OrderKeys:
 
     @property
     def n_drawn(self) -> int:
-        """Keys that were drawn, as far as it matters: none, or some."""
-        return 0 if self.order is None else 1
+        """Keys that were drawn, or begun with, as far as it matters: none, or some."""
+        return 0 if self.order is None and not self._before else 1
 
     def draw(self, stop: int) -> npt.NDArray[np.int64] | int:
         """Draw the keys before ``stop``."""
@@ -129,7 +129,7 @@ class IteratedKeys:
         self._iterators = [] if iterator is None else [iterator]
         self._held: tuple[int, list[Any]] = 0, []  # from this one on
         self.has_ended = False
-        self._is_cut_off = False
+        self.is_cut_off = False
 
     @property
     def iterator(self) -> Iterator[Any] | None:
@@ -151,14 +151,14 @@ class IteratedKeys:
         """Draw the keys before ``stop``, and hold them."""
         n = stop - self.n_drawn
         if n > 0 and not self.has_ended:
-            if self._is_cut_off:
+            if self.is_cut_off:
                 raise cut_off(self._sampler, "keys")
             iterator, n_held = self.open(), len(self._held[1])
             try:
                 self._held[1].extend(map(next, itertools.repeat(iterator, n)))
             except BaseException as error:
-                self._is_cut_off = is_cut_off(iterator, error)
-                if is_over(iterator) and not self._is_cut_off:
+                self.is_cut_off = is_cut_off(iterator, error)
+                if is_over(iterator) and not self.is_cut_off:
                     del self._held[1][n_held:]  # torch makes no batch of them
                 raise
             self.has_ended = self.n_drawn < stop
@@ -492,8 +492,8 @@ class SamplerKeys:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the sampler has drawn its seed."""
-        return bool(self._source.n_drawn)
+        """Whether the sampler has drawn its seed, or was interrupted in it."""
+        return bool(self._source.n_drawn or self._source.is_cut_off)
 
     @property
     def is_stateful(self) -> bool:

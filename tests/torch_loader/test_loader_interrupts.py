@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -12,10 +13,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.utils.data as torch_data  # noqa: E402
 from interrupts import Interrupts  # noqa: E402
+from steps import each_step  # noqa: E402
 
 from fastiter._engine import processes  # noqa: E402
 from fastiter.datasets import StreamDataset  # noqa: E402
 from fastiter.torch import DataLoader  # noqa: E402
+from fastiter.torch._keys import OrderKeys  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning"),
@@ -301,3 +304,66 @@ def test_what_a_handler_raises_while_batches_are_planned_comes_at_once():
     finally:
         signal.signal(signal.SIGUSR1, former)
     assert found == [*range(N)]
+
+
+def test_states_are_exact_after_the_draw_of_the_order_was_interrupted():
+    """The program's generator has moved then, by the loader's own draw."""
+
+    def make():
+        torch.manual_seed(3)
+        return DataLoader(range(20), 5, shuffle=True)
+
+    def states_of(loader):
+        batches, n_found, states = iter(loader), 0, []
+        while not n_found:
+            with contextlib.suppress(KeyboardInterrupt):
+                next(batches)
+                n_found += 1
+            states.append((n_found, loader.state_dict()))
+        return states
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    whole, count = [batch.tolist() for batch in make()], 0
+    steps = each_step(
+        OrderKeys._drawn_order, lambda: (functools.partial(states_of, make()), interrupt)
+    )
+    for states in steps:
+        for n_found, state in states:
+            again = make()
+            again.load_state_dict(state)
+            assert [batch.tolist() for batch in again] == whole[n_found:]
+            count += 1
+    assert count > 50
+
+
+class InterruptedDraw:
+    """Keys by torch's generator. Ctrl-C reaches it once, before its first key."""
+
+    is_interrupted = False
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        order = torch.randperm(20).tolist()
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+        yield from order
+
+
+def test_the_state_is_right_after_a_sampler_was_interrupted_in_its_draw():
+    torch.manual_seed(3)
+    sampler = InterruptedDraw()
+    loader = DataLoader(range(20), 5, sampler=sampler)
+    batches = iter(loader)
+    for error in (KeyboardInterrupt, RuntimeError):
+        with pytest.raises(error):
+            next(batches)
+    again = DataLoader(range(20), 5, sampler=sampler)
+    again.load_state_dict(loader.state_dict())
+    torch.manual_seed(3)
+    whole = DataLoader(range(20), 5, sampler=sampler)
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in whole]
