@@ -7,6 +7,7 @@ import pickle
 import threading
 from typing import Any
 
+from fastiter._util.arguments import checked_path
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.context import Closing
 
@@ -49,9 +50,8 @@ class PickleDatasetWriter(Closing):
                 )
             try:
                 written = self._writer.write(data)
-                if isinstance(self._writer, io.RawIOBase):  # which may write a part only
-                    while written < len(data):
-                        written += self._writer.write(data[written:])
+                while isinstance(self._writer, io.RawIOBase) and written < len(data):  # in parts
+                    written += self._writer.write(data[written:])
             except BaseException:
                 self._is_cut = True
                 raise
@@ -76,4 +76,4 @@ def open_pickle_dataset_writer(
 
     OSError if it cannot be opened. See `PickleDatasetWriter` for the protocol.
     """
-    return PickleDatasetWriter(open(path, "wb"), protocol)
+    return PickleDatasetWriter(open(checked_path("path", path), "wb"), protocol)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fastiter._util.arguments import checked_path
 from fastiter._util.context import Closing
 from fastiter.dataset.mixin import DatasetMixin, out_of_range
 from fastiter.datasets._files import SharedFile
@@ -64,9 +65,9 @@ class TextDataset(Closing, DatasetMixin):
         newline: Any = None,
         filter_func: Callable[..., Any] | None = None,
     ) -> None:
-        if isinstance(paths, (str, bytes, os.PathLike)):
-            paths = [paths]
-        paths = list(iterated("paths", "a path or a sequence of paths", paths))
+        listed = [paths] if isinstance(paths, (str, bytes, os.PathLike)) else paths
+        listed = iterated("paths", "a path or a sequence of paths", listed)
+        paths = [checked_path("paths", path) for path in listed]
         if not paths:
             raise ValueError("no paths are given: name at least one text file")
         options = {"encoding": encoding, "errors": errors, "newline": newline}
@@ -107,8 +108,7 @@ def _for_each(name: str, value: Any, n_files: int) -> list[Any]:
     """Return an option as a list with one entry for each file."""
     if value is None or isinstance(value, str):
         return [value] * n_files
-    values = list(value)
-    if len(values) != n_files:
+    if len(values := list(value)) != n_files:
         raise ValueError(
             f"{name} has {len(values)} entries for {n_files} files: give one, or one for each"
         )

@@ -547,3 +547,16 @@ def test_directories_are_no_files(tmp_path):
         datasets.open_pickle_dataset(tmp_path)
     with pytest.raises(IsADirectoryError, match=tmp_path.name):
         datasets.TextDataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make", [datasets.TextDataset, datasets.NpyDataset, datasets.open_pickle_dataset_writer]
+)
+def test_a_number_is_no_path(make, tmp_path):
+    """It would be a descriptor of the program's, which closed with the dataset."""
+    with open(tmp_path / "file", "wb") as file:
+        for number in (file.fileno(), [file.fileno()]):
+            with pytest.raises(TypeError, match=r"must be a .*path"):
+                make(number)
+        gc.collect()
+        os.fstat(file.fileno())
