@@ -77,9 +77,9 @@ cdef object entropy_of(object seed):
         values = [operator.index(seed)]
     except TypeError:
         # A set or the keys of a dict have no order to rely upon.
-        is_sequence = hasattr(seed, "__getitem__") and hasattr(seed, "__len__")
+        ordered = hasattr(seed, "__getitem__") and getattr(seed, "ndim", hasattr(seed, "__len__"))
         # Not in one tuple: Cython goes on, an exception set, if the check of a base class raises.
-        if not is_sequence or isinstance(seed, (str, bytes)) or isinstance(seed, Mapping):
+        if not ordered or isinstance(seed, (str, bytes)) or isinstance(seed, Mapping):
             raise TypeError(
                 "seed must be an int, a numpy.random.SeedSequence or a sequence of ints, not "
                 f"{type(seed).__qualname__}"

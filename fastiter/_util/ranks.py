@@ -38,17 +38,17 @@ def iterator_ranks(
     for name, value in (("rank", rank), (name_of_count, num_ranks)):
         if isinstance(value, str) and value != "auto":
             raise ValueError(f"{name} must be an integer, 'auto' or None, not {value!r}")
-    given = rank, num_ranks
-    if "auto" in given:
-        if not {*given} <= {"auto", None}:
+    others = [value for value in (rank, num_ranks) if not isinstance(value, str)]
+    if len(others) < 2:
+        if any(value is not None for value in others):
             raise ValueError(
                 f"rank={rank!r} and {name_of_count}={num_ranks!r}: with 'auto' the launcher tells "
                 "both, so leave the other one out"
             )
         return own or _ranks_of_launcher() or (0, 1)
-    if given == (None, None):
+    if rank is num_ranks is None:
         return 0, 1
-    if None in given:
+    if rank is None or num_ranks is None:
         raise ValueError(
             f"give both rank and {name_of_count}, or rank='auto' to read the launcher's "
             "environment variables"

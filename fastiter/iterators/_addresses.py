@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from fastiter._plan.epoch_store import EpochStore
 from fastiter._plan.epochs import Planner, StillPlanner
 from fastiter._plan.state import State
 from fastiter._util.arguments import checked_int
+from fastiter.datasets._parts import iterated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -265,10 +265,8 @@ class SkippingPlanner(Planner):
 
 def checked_ranges(skip_steps: Any) -> list[tuple[int, int]]:
     """The argument ``skip_steps``, ascending."""
-    if not isinstance(skip_steps, Iterable):
-        raise TypeError(f"skip_steps must be pairs (start, stop) of steps, not {skip_steps!r}")
     ranges = []
-    for pair in skip_steps:
+    for pair in iterated("skip_steps", "pairs (start, stop) of steps", skip_steps):
         try:
             start, stop = pair
         except (TypeError, ValueError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypeAlias, TypeVar
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from fastiter._device import devices
 from fastiter._plan.epoch_sampler import is_epoch_sampler, words_of
@@ -238,20 +239,18 @@ def checked_share(name: str, value: Any) -> float | None:
     """A share above 0 and at most 1, or None."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number or None, not {value!r}")
-    share = float(value)
-    if not 0 < share <= 1:
+    if not 0 < value <= 1:  # type: ignore[operator]
         raise ValueError(f"{name} must be above 0 and at most 1, or None for never, not {value!r}")
-    return share
+    return float(value)
 
 
 def checked_retries(
     on_timeout: Any, n_retries: Any, seconds: float | None
 ) -> tuple[OnTimeout, int]:
     """``on_timeout`` and ``n_retries``, with their ``dataset_timeout``."""
-    if on_timeout not in ("warn", "retry"):
-        raise ValueError(f"on_timeout must be 'warn' or 'retry', not {on_timeout!r}")
+    checked_choice("on_timeout", on_timeout, ("warn", "retry"))
     if on_timeout == "retry" and seconds is None:
         raise ValueError(
             "on_timeout='retry' needs a limit: set dataset_timeout to the seconds that one example "

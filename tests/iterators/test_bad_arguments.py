@@ -12,9 +12,11 @@ import pytest
 from inside import planner_of
 
 from fastiter import (
+    MixtureOrderSampler,
     MultiprocessIterator,
     MultithreadIterator,
     SerialIterator,
+    VirtualShuffleOrderSampler,
     concat_examples,
     datasets,
 )
@@ -397,3 +399,30 @@ def test_a_number_of_the_command_line(capsys, option, value, text):
     with pytest.raises(SystemExit):
         parser.parse_args(["module:dataset", option, value])
     assert text in capsys.readouterr().err
+
+
+ARRAY = np.array([1, 2])  # with which a comparison is neither true nor false
+SCALAR = np.array(0.5)  # which has the methods of a sequence, and is none
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "values"),
+    [
+        (partial(MultiprocessIterator, [1, 2], 1), "tail", [ARRAY, ["pad"]]),
+        (partial(MultiprocessIterator, [1, 2], 1), "on_timeout", [ARRAY, ["warn"]]),
+        (partial(MultiprocessIterator, [1, 2], 1), "hedge", [ARRAY, SCALAR, "0.1", True]),
+        (partial(MultiprocessIterator, [1, 2], 1), "rank", [ARRAY]),
+        (partial(MultiprocessIterator, [1, 2], 1), "num_ranks", [ARRAY]),
+        (partial(SerialIterator, [1, 2], 1, num_ranks=2), "rank", [ARRAY, [0]]),
+        (partial(SerialIterator, [1, 2], 1, rank="auto"), "num_ranks", [ARRAY, [2]]),
+        (partial(SerialIterator, [1, 2], 1), "skip_steps", [3, SCALAR]),
+        (partial(MixtureOrderSampler, weights=[1], seed=0), "sizes", [3, None, SCALAR]),
+        (partial(MixtureOrderSampler, [3], [1], 0), "schedule", [3, SCALAR]),
+        (partial(MixtureOrderSampler, [3], [1], 0), "stop", [ARRAY, SCALAR, None]),
+        (VirtualShuffleOrderSampler, "seed", [SCALAR]),
+    ],
+)
+def test_values_that_compare_and_iterate_in_their_own_way(make, name, values):
+    for value in values:
+        with pytest.raises((TypeError, ValueError), match=rf"\b{name}\b"):
+            make(**{name: value})

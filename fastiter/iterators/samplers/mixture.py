@@ -15,6 +15,7 @@ import numpy as np
 from fastiter._plan.epoch_sampler import Epoch, EpochSampler, Seed, key_of, words_of
 from fastiter._plan.repeats import repeats_in
 from fastiter._util.arguments import checked_int
+from fastiter.datasets._parts import iterated
 from fastiter.iterators.samplers._orders import ComputedOrder, joined
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
@@ -88,7 +89,8 @@ class MixtureOrderSampler(EpochSampler, OrderSampler):
     ) -> None:
         from fastiter._order import sampling
 
-        self._source_sizes = tuple(checked_int("sizes", size) for size in sizes)
+        numbers = iterated("sizes", "a sequence of integers", sizes)
+        self._source_sizes = tuple(checked_int("sizes", size) for size in numbers)
         n_sources = len(self._source_sizes)
         if not 1 <= n_sources <= sampling.SOURCES_MAX:
             raise ValueError(
@@ -161,24 +163,25 @@ def _exact(weight: Any) -> Any:
 
 
 def _checked_stop(stop: Any, sizes: tuple[int, ...], shares: list[Fraction]) -> int:
-    if stop == "first":
-        ends = [size // share for size, share in zip(sizes, shares, strict=True) if share]
-        return min(ends)
-    if stop == "all":
+    name = stop if isinstance(stop, str) else None
+    if name == "first":
+        return min(size // share for size, share in zip(sizes, shares, strict=True) if share)
+    if name == "all":
         if not all(shares):
             raise ValueError(
                 "stop='all' needs positive weights, since a source of weight 0 is never gone "
                 "through: give stop a number of examples, or 'first'"
             )
         return max(-(-size // share) for size, share in zip(sizes, shares, strict=True))
-    if isinstance(stop, str) or not hasattr(stop, "__index__"):
+    if name is not None or not hasattr(stop, "__index__"):
         raise ValueError(f"stop must be 'first', 'all' or a number of examples, not {stop!r}")
     return checked_int("stop", stop)
 
 
 def _checked_schedule(schedule: Any, n_sources: int) -> list[tuple[int, list[Fraction]]]:
     points: list[tuple[int, list[Fraction]]] = []
-    for k, point in enumerate(() if schedule is None else schedule):
+    schedule = () if schedule is None else schedule
+    for k, point in enumerate(iterated("schedule", "a sequence of (example, weights)", schedule)):
         try:
             example, weights = point
             example = operator.index(example)
