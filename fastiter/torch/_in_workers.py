@@ -80,7 +80,7 @@ class WorkersIterator(LoaderIterator):
     _executor: ProcessExecutor
     _adjustment: Adjustment | None = None  # of the number of workers
     _has_told = False  # that a worker's part of a stream is read again
-    _last_workers: list[Any]  # when the pool was closed
+    _last_workers: Any = ()  # when the pool was closed
 
     def __init__(self, loader: Any, resume: Resume | None) -> None:
         super().__init__(loader, resume)

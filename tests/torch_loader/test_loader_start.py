@@ -304,3 +304,30 @@ def test_a_worker_that_the_program_ends_is_replaced() -> None:
     batches += iterator
     assert torch.cat(batches).tolist() == list(range(40))
     assert ended.exitcode == -signal.SIGKILL
+
+
+WITHOUT_MEMORY = """
+import gc, resource
+import torch
+from pathlib import Path
+from fastiter.torch import DataLoader
+
+limits = resource.getrlimit(resource.RLIMIT_AS)
+mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+loader = DataLoader(range(8), 4, num_workers=2)
+resource.setrlimit(resource.RLIMIT_AS, (mapped, limits[1]))
+try:
+    iter(loader)
+except MemoryError:
+    print("MemoryError")
+resource.setrlimit(resource.RLIMIT_AS, limits)
+gc.collect()
+print(torch.cat(list(loader)).tolist())
+"""
+
+
+def test_a_start_without_memory_is_one_error_and_the_next_loop_works():
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, timeout=60
+    )
+    assert (found.stdout, found.stderr) == (f"MemoryError\n{[*range(8)]}\n", "")
