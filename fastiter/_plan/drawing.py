@@ -53,7 +53,10 @@ def draw_epoch(
     ``size`` is the length of the orders before, which an order must have, too; None if they vary.
     ``cuttings`` are those of the epoch, of which one is usual; none of an order sampler's.
     """
-    epoch = sampler.epoch(number, examples_of(sampler, dataset_size, size), cuttings)
+    try:
+        epoch = sampler.epoch(number, examples_of(sampler, dataset_size, size), cuttings)
+    except StopIteration as error:  # which would end a loop
+        raise RuntimeError(f"{sampler.label(number)} raised StopIteration") from error
     source, copy = sampler.label(number), is_of_users(sampler)
     if not isinstance(epoch, Epoch):
         raise TypeError(
@@ -128,8 +131,7 @@ def checked_order(
     """
     if is_virtual(order):
         checked = order
-        bound = getattr(order, "index_bound", 0)
-        if bound > dataset_size:
+        if (bound := getattr(order, "index_bound", 0)) > dataset_size:
             raise ValueError(
                 f"{source} gave an order of {bound} examples, but the dataset has {dataset_size}"
             )

@@ -183,8 +183,7 @@ def snapshot_of(record: Mapping[str, Any], planner: Planner, *, strict: bool) ->
     """The snapshot from which an iteration with this planner continues; changes nothing. ValueError
     if it cannot go on from the record."""
     check_version(record.get("version"))
-    kind = record.get("kind")
-    if kind != planner.kind:
+    if (kind := record.get("kind")) != planner.kind:
         saved, here = ("with", "none") if kind == "sources" else ("without", "one")
         raise ValueError(
             f"the snapshot was saved {saved} a StreamDataset (its kind is {kind!r}), but this "
@@ -504,8 +503,7 @@ def _check_permutation(order: Any) -> None:
 
 
 def _loaded_int(record: Mapping[str, Any], key: str) -> int:
-    value = record.get(key, ABSENT)
-    if value is ABSENT:
+    if (value := record.get(key, ABSENT)) is ABSENT:
         raise ValueError(f"the snapshot has no {key!r}")
     try:
         number = operator.index(np.asarray(value).item() if not isinstance(value, int) else value)

@@ -29,6 +29,8 @@ from orders_of import (  # noqa: E402
 )
 
 from fastiter import (  # noqa: E402
+    Epoch,
+    EpochSampler,
     LengthBucketBatchSampler,
     SerialIterator,
     ShuffleOrderSampler,
@@ -600,3 +602,31 @@ def test_copies_of_orders():
     assert first and list(other) == list(order)
     packed = Order(ShuffleOrderSampler(3), TokenDataset([[1] * 9] * 20, 16, packing="bfd", seed=0))
     assert list(pickle.loads(pickle.dumps(packed))) == list(packed)
+
+
+class Stopping(EpochSampler):
+    def epoch(self, number, n_examples, cuttings=()):
+        if number == 1:
+            raise StopIteration
+        return Epoch(np.arange(n_examples), [0, 4, n_examples] if cuttings else None)
+
+
+def stopping(epoch):
+    return Stopping(0).epoch(epoch, 8).order.reshape(2, 4)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batch_size": 4, "sampler": Stopping(0)},
+        {"batch_sampler": Stopping(0)},
+        {"batch_sampler": stopping},
+    ],
+    ids=["sampler", "batch_sampler", "function"],
+)
+def test_a_sampler_that_raises_stop_iteration_gives_no_empty_epoch(arguments):
+    loader = DataLoader(range(8), **arguments)
+    assert len(list(loader)) == 2
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            list(loader)
