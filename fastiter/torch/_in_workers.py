@@ -323,7 +323,7 @@ class WorkersIterator(LoaderIterator):
             failures.append(load(dumped, f"key {key!r:.200}, {plan.label}", row))
         left = reply.batch
         if policy.mode == "ask":
-            left = decided(policy, plan, failures, left)
+            left = capture(decided, policy, plan, failures, left)
             if not isinstance(left, Failure):
                 left = self._collated(left)
         elif isinstance(failure := policy.decide(plan, failures), Failure):

@@ -409,3 +409,17 @@ def test_a_worker_that_is_killed_skips_nothing():
     found += [labels_of(batch) for batch in iterator]
     assert found == expected(4)
     assert [one.index for one in loader.skipped] == sorted(BAD)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("error", [ValueError, StopIteration])
+def test_what_a_decision_raises_costs_its_batch_alone(workers, error):
+    def decide(key, exception):
+        raise error
+
+    loader = DataLoader(Broken({4}), 4, num_workers=workers, collate_fn=as_lists, on_error=decide)
+    batches = iter(loader)
+    assert len(next(batches)) == 4
+    with pytest.raises(RuntimeError if error is StopIteration else error):
+        next(batches)
+    assert [len(batch) for batch in batches] == [4] * (len(loader) - 2)
