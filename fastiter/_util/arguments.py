@@ -74,7 +74,7 @@ def checked_names(name: str, value: Any, known: tuple[str, ...] | None = None) -
 
 
 def checked_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
-    if not any(value is choice or (type(value) is str and value == choice) for choice in choices):
+    if not isinstance(value, str | None) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
     return value
 

@@ -122,7 +122,7 @@ def failure_of(error: Exception) -> Failure:
     return Failure.of(error)
 
 
-def raise_of_handler(error: Exception) -> None:
+def raise_of_handler(error: BaseException) -> None:
     """Raise what a handler of a signal has raised while a batch was made. The batch has not failed:
     the next call makes it again."""
     if threading.current_thread() is threading.main_thread():  # where handlers run

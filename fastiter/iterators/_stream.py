@@ -109,6 +109,7 @@ class StreamPlanner(Planner):
         self.store = store
         store.clear(self.sources)
         store.decide, store.has_failed = self._decide, lambda number: self._turn(number)[2]
+        store.skips = self.policy is not None
         if self.num_ranks > 1 and self.stream.lengths is not None:
             store.keep = self._keep
 

@@ -17,7 +17,7 @@ from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter._plan.state import State
 from fastiter._stats.autotune import MOST_PREFETCH
-from fastiter._util.failures import Failure, annotate, load, reraise
+from fastiter._util.failures import Failure, annotate, load, raise_of_handler, reraise
 from fastiter.errors import DatasetTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ class PartStore:
         self._needed = -1  # the turn that is waited for
         self._raised: set[int] = set()  # turns whose failure was raised
         self._most: dict[int, int] = {}  # by turn: examples in a part, where one could not be sent
+        self.skips = False  #: whether shards may be left out that failed
         #: decides about a shard that failed: what to raise; None if the rest of it is left out
         self.decide: Callable[[int, Failure], Failure | None] = lambda number, failure: failure
         #: tells whether a shard was skipped in its turn
@@ -225,8 +226,10 @@ class PartStore:
             part, read = self._part(number, self._turns[number].stop), self._reader.read
             seeded = self.stream.seeds is not None
             found = keep_generators(read, part) if seeded else read(part)
+            if found.failure is not None and not self.skips:
+                raise_of_handler(found.failure)  # after which the part is read again
             if not isinstance(found.failure, Exception | None):
-                raise found.failure  # a signal handler's, as a rule: the part is read again
+                raise found.failure  # such as Ctrl-C
             self._add(part, found)
             return
         self._needed = number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import random
 import signal
@@ -266,3 +267,29 @@ def test_a_handlers_exception_as_a_thread_begins_is_raised_as_it_is() -> None:
         sys.setprofile(None)
     assert [next(iterator) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     iterator.close()
+
+
+def test_what_a_handler_raises_while_a_shard_is_read_ends_no_shard() -> None:
+    sent: list[int] = []
+
+    def handler(*_: object) -> None:
+        raise TimeoutError
+
+    def examples(shard: int) -> Iterator[int]:
+        for n in range(5):
+            if (shard, n) == (1, 3) and not sent:
+                sent.append(n)
+                signal.raise_signal(signal.SIGUSR1)
+            yield 10 * shard + n
+
+    stream = StreamDataset(range(3), examples)
+    iterator = SerialIterator(stream, 4, repeat=False)
+    former = signal.signal(signal.SIGUSR1, handler)
+    try:
+        found = [next(iterator)]
+        with pytest.raises(TimeoutError):
+            next(iterator)
+        found += iterator
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert [*itertools.chain(*found)] == [10 * shard + n for shard in range(3) for n in range(5)]
