@@ -187,7 +187,7 @@ def _reduce_image(value: Any) -> Any:
     kind: Any = type(value)
     if not kind.__module__.startswith("PIL.") or not hasattr(kind, "frombytes"):
         return None
-    alpha = size = data = None
+    palette = size = data = None
     if value.mode == "RGB" and 0 not in value.size:
         # Pillow has four bytes a pixel in memory, and slow loops from and to three.
         size, data = value.size, value.tobytes("raw", "RGBX")
@@ -196,12 +196,12 @@ def _reduce_image(value: Any) -> Any:
     # Of all images: info, mode, size, palette, pixels; what follows is a subclass's.
     if type(state) not in (list, tuple) or len(state) < 5 or type(state[4]) is not bytes:
         return None
-    if state[3] is not None and getattr(value.palette, "mode", None) == "RGBA":
-        alpha = bytes(value.getpalette("RGBA"))  # which Pillow's own pickles lose
+    if state[3] is not None and value.palette is not None:  # an empty one, and alpha, get lost
+        palette = bytes(value.getpalette(value.palette.mode)), value.palette.mode
     pixels: Any = np.asarray(_Writable(np.frombuffer(data or state[4], np.uint8))).view(_Pixels)
     if size is None:
         state = [*state[:4], None, *state[5:]]
-    parts = list(state), size, pickle.PickleBuffer(pixels), alpha
+    parts = list(state), size, pickle.PickleBuffer(pixels), palette
     return copyreg.__newobj__, (kind,), parts, None, None, _set_image  # type: ignore[attr-defined]
 
 
@@ -218,14 +218,14 @@ def _of_one_pixel(image: Any) -> Any:
 
 
 def _set_image(image: Any, parts: tuple[Any, ...]) -> None:
-    state, size, pixels, alpha = parts
+    state, size, pixels, palette = parts
     state[4] = pixels if size is None else state[4]
     image.__setstate__(state)
     if size is not None:
         image.im, image._size = sys.modules["PIL.Image"].core.new("RGB", size), size
         image.frombytes(pixels, "raw", "RGBX")
-    if alpha is not None:
-        image.putpalette(alpha, "RGBA")
+    if palette is not None:
+        image.putpalette(*palette)
 
 
 class _Writable:

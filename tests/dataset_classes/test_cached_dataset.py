@@ -124,13 +124,16 @@ def test_images_of_all_modes(place):
     file = io.BytesIO()
     image.save(file, "PNG")
     images = [image.convert(mode) for mode in ("RGB", "L", "1", "P", "RGBA", "CMYK", "F", "I")]
-    images += [image_module.open(file), image_module.new("RGB", (0, 0)), image.convert("P")]
+    images += [image_module.open(file), image_module.new("RGB", (0, 0))]
+    images += [image_module.new("P", (3, 2)), image_module.new("PA", (3, 2)), image.convert("P")]
     images[-1].putpalette(bytes(range(256)) * 4, "RGBA")
     image.info["self"] = [image]
     with fastiter.cache(images, **place) as cached:
         for i in [*range(len(images)), *range(len(images))]:
             hit = cached[i]
             assert type(hit) is type(images[i]) and hit == images[i] and hit.info == images[i].info
+            palettes = [each.palette and each.palette.getdata() for each in (hit, images[i])]
+            assert palettes[0] == palettes[1]  # that of `new` is there, and empty
         assert hit.convert("RGBA") == images[-1].convert("RGBA")
 
 
