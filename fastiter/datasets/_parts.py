@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastiter._fetch.dataset_access import Columns, columns_of, epochs_of, is_arrow
+from fastiter._plan.epochs import dataset_length
 
 
 def length_of(name: Any, dataset: Any) -> int:
@@ -25,7 +26,7 @@ def fixed_length(dataset: Any) -> int:
             "them, in each epoch, and a dataset over it would keep those of one: make it of parts "
             "of its source, or of several sources, or without seed="
         )
-    return len(dataset)
+    return dataset_length(dataset)
 
 
 def common_columns(datasets: Sequence[Any]) -> Columns | None:

@@ -335,8 +335,7 @@ class ArrowDataset(BatchedDataset):
         """A column, and the column of its valid rows, or None."""
         if self._groups is None:
             chunked = self._checked(name, chunked)
-        found = self._found.get(name)
-        if found is None:
+        if (found := self._found.get(name)) is None:
             found = self._found[name] = self._find_nulls(name, chunked, rows)
         arrays = None if found.elements else arrow_types.array_rows(field)
         chunked, layout, values, convert = self._layout(field, chunked, arrays)

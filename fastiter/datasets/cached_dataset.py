@@ -191,8 +191,7 @@ class CachedDataset(Closing, BatchedWrapper):
         return self._table if is_sure else None
 
     def _opened(self) -> CacheTable:
-        table = self._table
-        if table is None:
+        if (table := self._table) is None:
             raise ValueError("this cache was closed in this process")
         if self._error is not None:
             raise ValueError(self._error)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastiter._util.arguments import checked_int
+from fastiter.datasets._parts import fixed_length
 from fastiter.datasets.sub_dataset import SubDataset, checked_order
 
 __all__ = [
@@ -37,7 +38,7 @@ def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDa
     TypeError, ValueError
         If ``split_at`` is not an integer in this range, or the order has another length.
     """
-    size = len(dataset)
+    size = fixed_length(dataset)
     split_at = checked_int("split_at", split_at, minimum=0, maximum=size)
     order = checked_order(order, size)
     return SubDataset(dataset, 0, split_at, order), SubDataset(dataset, split_at, size, order)
@@ -72,7 +73,7 @@ def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]
     n : int
         Number of parts, at least 1.
     """
-    size = len(dataset) // checked_int("n", n)
+    size = fixed_length(dataset) // checked_int("n", n)
     order = checked_order(order, len(dataset))
     return [SubDataset(dataset, size * i, size * (i + 1), order) for i in range(n)]
 
@@ -103,7 +104,7 @@ def get_cross_validation_datasets(
     n_fold : int
         Deprecated name of ``n_folds``.
     """
-    size = len(dataset)
+    size = fixed_length(dataset)
     # The folds of an empty dataset are empty, whatever their number.
     folds = checked_int("n_folds", _folds(n_folds, n_fold), maximum=size or None)
     order = checked_order(np.arange(size) if order is None else np.array(order), size)
@@ -134,7 +135,7 @@ def _permutation(dataset: Any, seed: Any) -> Any:
         raise type(error)(
             f"seed must be an integer from 0 to 2**32 - 1, several of them, or None, not {seed!r}"
         ) from error
-    return state.permutation(len(dataset))
+    return state.permutation(fixed_length(dataset))
 
 
 def _folds(n_folds: Any, n_fold: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.permutation import example_words, fast_permutation, seed_words
 from fastiter._util.arguments import checked_int
+from fastiter.datasets._parts import iterated
 
 __all__ = ["StreamDataset"]
 
@@ -74,13 +75,12 @@ class StreamDataset:
     ) -> None:
         if isinstance(shards, (str, bytes)):
             raise TypeError(f"shards must be a sequence of shards, not {shards!r:.80}")
-        self.shards = list(shards)
+        self.shards = list(iterated("shards", "a sequence of shards", shards))
         if not self.shards:
             raise ValueError("shards must have at least one shard, but is empty")
         names = [_name_of(shard) for shard in self.shards]
-        counts = Counter(names)
-        twice = max(counts, key=counts.__getitem__)
-        if counts[twice] > 1:
+        twice, count = Counter(names).most_common(1)[0]
+        if count > 1:
             raise ValueError(f"shards must differ, but {twice:.200} comes more than once")
         text = "".join(re.sub(" at 0x[0-9a-fA-F]+", "", f"{name}\0") for name in names)
         #: differs for different lists of shards, and is the same in each run
@@ -95,6 +95,7 @@ class StreamDataset:
             raise ValueError(f"window={window} shuffles, which needs a seed: set seed=")
         self.lengths: list[int] | None = None
         if lengths is not None:
+            lengths = iterated("lengths", "a sequence of integers", lengths)
             self.lengths = [checked_int("lengths", length, minimum=0) for length in lengths]
             if len(self.lengths) != len(self.shards):
                 raise ValueError(

@@ -67,8 +67,7 @@ class SubDataset(BatchedWrapper):
         return columns.at(rows) if is_plain else None
 
     def __fastiter_view__(self) -> tuple[Any, Any] | None:
-        order = self._order
-        if order is None:
+        if (order := self._order) is None:
             return self._dataset, range(self._start, self._finish)
         if type(order) is not np.ndarray or order.ndim != 1 or order.dtype.kind not in "iu":
             return None
@@ -76,8 +75,7 @@ class SubDataset(BatchedWrapper):
 
     def _base_index(self, i: int) -> Any:
         position = self._start + row_at(i, self._finish - self._start)
-        order = self._order
-        if order is None:
+        if (order := self._order) is None:
             return position
         if type(order) is np.ndarray and order.ndim == 1:
             return order.item(position)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._util.arguments import checked_path
+from fastiter._util.arguments import checked_callable, checked_path
 from fastiter._util.context import Closing
 from fastiter.dataset.mixin import DatasetMixin, out_of_range
 from fastiter.datasets._files import SharedFile
@@ -76,8 +76,8 @@ class TextDataset(Closing, DatasetMixin):
         lengths = [(str(path), len(file)) for path, file in zip(paths, self._files, strict=True)]
         self._length = common_length(lengths, "the files, counted in lines,")
         self._lines: Any = None  # the lines that are examples; None: all
-        if filter_func is not None:
-            chosen = [n for n in range(self._length) if filter_func(*self._texts(n))]
+        if (chooses := checked_callable("filter_func", filter_func)) is not None:
+            chosen = [n for n in range(self._length) if chooses(*self._texts(n))]
             self._lines = np.array(chosen, dtype=np.int64)
             self._length = len(chosen)
 
@@ -108,7 +108,8 @@ def _for_each(name: str, value: Any, n_files: int) -> list[Any]:
     """Return an option as a list with one entry for each file."""
     if value is None or isinstance(value, str):
         return [value] * n_files
-    if len(values := list(value)) != n_files:
+    values = list(iterated(name, "a str, None, or a sequence with one for each file", value))
+    if len(values) != n_files:
         raise ValueError(
             f"{name} has {len(values)} entries for {n_files} files: give one, or one for each"
         )

@@ -392,3 +392,24 @@ def test_in_every_iterator(make, below):
     expected = order[25:] + [2 * i for i in order[:25]]
     batches = list(make(dataset, 4, shuffle=False, repeat=False))
     assert [example for batch in batches for example in batch] == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda value: datasets.SubDataset(value, 0, 1), "dataset"),
+        (lambda value: datasets.split_dataset(value, 1), "dataset"),
+        (lambda value: datasets.split_dataset_random(value, 1), "dataset"),
+        (lambda value: datasets.split_dataset_n(value, 1), "dataset"),
+        (lambda value: datasets.get_cross_validation_datasets(value, 1), "dataset"),
+        (lambda value: datasets.TupleDataset(value), "dataset"),
+        (lambda value: datasets.StreamDataset(value, list), "shards"),
+        (lambda value: datasets.StreamDataset(["a"], list, lengths=value), "lengths"),
+        (lambda value: datasets.TextDataset(__file__, encoding=value), "encoding"),
+        (lambda value: datasets.TextDataset(__file__, filter_func=value), "filter_func"),
+    ],
+)
+@pytest.mark.parametrize("value", [5, np.array(5)], ids=["number", "array without an axis"])
+def test_an_argument_that_is_no_sequence_or_function_is_named(make, name, value):
+    with pytest.raises(TypeError, match=rf"^{name}.* must "):
+        make(value)
