@@ -366,9 +366,9 @@ cache = CachedDataset  # under the name that it has in `fastiter`
 def _checked_size(name: str, value: Any) -> float:
     """A number of bytes, or a share between 0 and 1 as a float."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        if not 0 < value < 1 << 62:
+        if value <= 0:
             raise ValueError(f"{name} must be a positive number of bytes, not {value}")
-        return int(value)
+        return min(int(value), (1 << 62) - 1)  # no machine has more
     if not isinstance(value, str):
         raise TypeError(f'{name} must be bytes (int) or a share ("60%"), not {value!r}')
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*%\s*", value)

@@ -321,6 +321,13 @@ def test_wrong_arguments_are_named(arguments, error, text, tmp_path, monkeypatch
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.parametrize("size", [1 << 40, 1 << 62, 1 << 63, 1 << 80])
+def test_sizes_beyond_any_machine_are_no_limit(size, tmp_path):
+    for arguments in ({"memory": size}, {"path": tmp_path / "a", "disk": size}):
+        with fastiter.cache([1, 2], **arguments) as cached:
+            assert [cached[1], cached[1]] == [2, 2] and cached.stats().hits == 1
+
+
 @pytest.mark.parametrize("length", [1 << 58, 1 << 62, (1 << 63) - 1])
 def test_more_rows_than_an_index_can_have_are_refused(length, tmp_path):
     for arguments in ({}, {"path": tmp_path / "a", "disk": 1 << 40}):
