@@ -194,8 +194,9 @@ class WorkersIterator(LoaderIterator):
         plans.wants_state = self._asks_first and bool(self._interval)
         self._sampler_iter.n_states = sys.maxsize
         plans.is_overtaking = False  # not yet: what comes first has an order
+        begun = {"dataset_iter_state": None, "fetcher_ended": False} if self._is_iterable else None
         states = tuple(
-            {"worker_id": number, "fetcher_state": None, "dataset_state": None}
+            {"worker_id": number, "fetcher_state": begun and {**begun}, "dataset_state": None}
             for number in range(n_workers)
         )
         n_yielded = self._first_yielded if resume is None else resume.n_yielded
