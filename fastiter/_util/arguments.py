@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,16 @@ def checked_names(name: str, value: Any, known: tuple[str, ...] | None = None) -
     if len(set(names)) < len(names):
         raise ValueError(f"{name} must name each once, not {names!r:.200}")
     return names
+
+
+def iterated(name: str, expected: str, value: Any) -> Iterator[Any]:
+    """Return an iterator over an argument of that name; TypeError if it is not iterable."""
+    try:
+        return iter(value)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be {expected}, not {value!r} of type {type(value).__qualname__}"
+        ) from None
 
 
 def checked_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:

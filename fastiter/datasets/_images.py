@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fastiter._util.arguments import iterated
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._packed import Column, pack
-from fastiter.datasets._parts import iterated
 
 _FILE = "the name of a text file with one in each line"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastiter._fetch.dataset_access import Columns, columns_of, epochs_of, is_arrow
@@ -69,13 +69,3 @@ def columns_length(datasets: Mapping[Any, Any]) -> int:
         raise ValueError("no datasets are given: pass at least one")
     lengths = [(name, length_of(name, dataset)) for name, dataset in datasets.items()]
     return common_length(lengths, "all datasets")
-
-
-def iterated(name: str, expected: str, value: Any) -> Iterator[Any]:
-    """Return an iterator over an argument of that name; TypeError if it is not iterable."""
-    try:
-        return iter(value)
-    except TypeError:
-        raise TypeError(
-            f"{name} must be {expected}, not {value!r} of type {type(value).__qualname__}"
-        ) from None

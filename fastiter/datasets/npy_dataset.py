@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastiter._util.arguments import iterated
 from fastiter._util.context import Closing
 from fastiter.dataset import TabularDataset
 from fastiter.dataset.tabular._base import Mode, Rows
 from fastiter.datasets._files import SharedFile, data_start, directory
-from fastiter.datasets._parts import common_length, iterated
+from fastiter.datasets._parts import common_length
 
 __all__ = ["NpyDataset"]
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.permutation import example_words, fast_permutation, seed_words
-from fastiter._util.arguments import checked_int
-from fastiter.datasets._parts import iterated
+from fastiter._util.arguments import checked_int, iterated
 
 __all__ = ["StreamDataset"]
 

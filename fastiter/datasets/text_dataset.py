@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._util.arguments import checked_callable, checked_path
+from fastiter._util.arguments import checked_callable, checked_path, iterated
 from fastiter._util.context import Closing
 from fastiter.dataset.mixin import DatasetMixin, out_of_range
 from fastiter.datasets._files import SharedFile
-from fastiter.datasets._parts import common_length, iterated
+from fastiter.datasets._parts import common_length
 
 __all__ = ["TextDataset"]
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._util.arguments import checked_path
+from fastiter._util.arguments import checked_path, iterated
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._packed import pack
-from fastiter.datasets._parts import iterated
 from fastiter.errors import ImageError
 from fastiter.images._decoding import Decoder
 from fastiter.images._transforms import ImageTransform

@@ -13,8 +13,7 @@ from fastiter._plan.epoch_sampler import is_epoch_sampler
 from fastiter._plan.epoch_store import EpochStore
 from fastiter._plan.epochs import Planner, StillPlanner
 from fastiter._plan.state import State
-from fastiter._util.arguments import checked_int
-from fastiter.datasets._parts import iterated
+from fastiter._util.arguments import checked_int, iterated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

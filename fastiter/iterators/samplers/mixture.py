@@ -14,8 +14,7 @@ import numpy as np
 
 from fastiter._plan.epoch_sampler import Epoch, EpochSampler, Seed, key_of, words_of
 from fastiter._plan.repeats import repeats_in
-from fastiter._util.arguments import checked_int
-from fastiter.datasets._parts import iterated
+from fastiter._util.arguments import checked_int, iterated
 from fastiter.iterators.samplers._orders import ComputedOrder, joined
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
