@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastiter._order.example_rng import current_generator
 from fastiter._util.arguments import checked_callable, checked_choice, checked_flag
 from fastiter.datasets._images import pillow
 from fastiter.errors import ImageError
 from fastiter.images._resize import resized
-from fastiter.images._transforms import CropWindow, ImageTransform
+from fastiter.images._transforms import CropWindow, ImageTransform, RandomResizedCrop
 
 _ORIENTATION = 0x0112  # the tag of EXIF
 #: Of its values, the steps through rows and columns; from 5 on, these change places then.
@@ -65,6 +66,8 @@ class Decoder:
         """Make the array of an image, in ``out``, if that has its shape and dtype, else a new one;
         or what ``callable`` makes of a new one. ImageError for bytes that are damaged, or of no
         image."""
+        if rng is None and isinstance(self.transform, RandomResizedCrop):
+            rng = current_generator()  # whose error is not the file's
         try:
             array = self._array(data, rng, out if self.callable is None else None)
         except MemoryError:
@@ -76,7 +79,7 @@ class Decoder:
             raise ImageError.of(path, reason) from error
         return array if self.callable is None else self.callable(array)
 
-    def _array(self, data: Any, rng: np.random.Generator | None, out: Any) -> Any:
+    def _array(self, data: Any, rng: Any, out: Any) -> Any:
         transform = self.transform
         sides = self._sides_of_jpeg(data)
         image: Any = self._pillow.open(io.BytesIO(data)) if sides is None or self.exif else None

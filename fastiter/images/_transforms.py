@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastiter._order.example_rng import current_generator
 from fastiter._util.arguments import checked_choice, checked_int
 from fastiter._util.concurrency import made_once
 
@@ -69,9 +68,8 @@ class ImageTransform:
         table = (np.arange(256)[:, None] / 255 - (self.mean or (0.0,) * 3)) / (self.std or 1.0)
         return np.ascontiguousarray(table.T, np.float32)
 
-    def window(self, height: int, width: int, rng: np.random.Generator | None) -> CropWindow:
-        """The window of an image of this size. It draws from ``rng``, if it draws at all; None is
-        the generator of the example that is fetched."""
+    def window(self, height: int, width: int, rng: np.random.Generator) -> CropWindow:
+        """The window of an image of this size. It draws from ``rng``, if it draws at all."""
         raise NotImplementedError
 
 
@@ -124,9 +122,9 @@ class RandomResizedCrop(ImageTransform):
         if not 0 <= flip <= 1:
             raise ValueError(f"flip must be a probability, from 0 to 1, not {flip!r}")
 
-    def window(self, height: int, width: int, rng: np.random.Generator | None) -> CropWindow:
+    def window(self, height: int, width: int, rng: np.random.Generator) -> CropWindow:
         # All at once: as many numbers for each image, whichever of the tries fits.
-        *tries, y, x, coin = (rng or current_generator()).random(2 * _TRIES + 3).tolist()
+        *tries, y, x, coin = rng.random(2 * _TRIES + 3).tolist()
         (least, most), (low, high) = self.scale, map(math.log, self.ratio)
         for share, stretch in zip(tries[::2], tries[1::2], strict=True):
             area = height * width * (least + (most - least) * share)
@@ -168,7 +166,7 @@ class ResizeCenterCrop(ImageTransform):
             raise ValueError(f"size must be at most resize={self.resize!r}, not {self.size!r}")
         vars(self).update(size=size, resize=whole[0] if np.ndim(self.resize) == 0 else whole)
 
-    def window(self, height: int, width: int, rng: np.random.Generator | None) -> CropWindow:
+    def window(self, height: int, width: int, rng: np.random.Generator) -> CropWindow:
         shape: Any = self.size
         size = _resized(height, width, self.resize)
         corner = round((size[0] - shape[0]) / 2), round((size[1] - shape[1]) / 2)
@@ -195,7 +193,7 @@ class Resize(ImageTransform):
         both = _both("size", self.size)
         vars(self).update(size=both[0] if np.ndim(self.size) == 0 else both)
 
-    def window(self, height: int, width: int, rng: np.random.Generator | None) -> CropWindow:
+    def window(self, height: int, width: int, rng: np.random.Generator) -> CropWindow:
         size = _resized(height, width, self.size)
         return CropWindow((0, 0, width, height), size, (0, 0), size)
 

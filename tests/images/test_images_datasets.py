@@ -14,7 +14,14 @@ from photographs import photograph, saved
 
 pytest.importorskip("PIL")
 
-from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, ShuffleOrderSampler
+from fastiter import (
+    Epoch,
+    EpochSampler,
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+    ShuffleOrderSampler,
+)
 from fastiter.datasets import ArrowDataset, ConcatenatedDataset, SubDataset, TransformDataset
 from fastiter.errors import ImageError
 from fastiter.images import ImageFiles, ImageFolder, RandomResizedCrop, Resize, decode
@@ -288,6 +295,23 @@ def test_bad_images_are_skipped(folder, tmp_path, files):
     assert sorted(label for _, label in rows) == list(range(N))
     with pytest.raises(ImageError, match=r"cut\.jpg"):
         rows_of(make("serial", dataset))
+
+
+class Growing(EpochSampler):
+    varies = True
+
+    def epoch(self, number, n_examples, cuttings=()):
+        return Epoch(np.arange(1 + number))
+
+
+def test_an_error_of_the_draws_is_not_that_of_a_file(folder):
+    # A worker does not know the epochs in such a batch.
+    dataset, sampler = ImageFolder(folder, CROP), Growing(0)
+    with (
+        MultiprocessIterator(dataset, N, order_sampler=sampler, n_processes=1) as iterator,
+        pytest.raises(RuntimeError, match="three epochs"),
+    ):
+        next(iterator)
 
 
 @pytest.mark.processes  # by importing torch
