@@ -10,7 +10,6 @@ class TurnPlanQueue(PlanQueue):
     cutter: Any
     is_overtaking: bool
     counts_rows: bool
-    first_shift: int
     def __init__(self, state: Any, n_workers: int, rows: int) -> None: ...
     n_workers: int
     rows: int

@@ -33,21 +33,18 @@ cdef class TurnPlanQueue(PlanQueue):
     cutter : any object that has this attribute, which is read for each batch
     is_overtaking : whether complete batches may come before others now
     counts_rows : whether the random numbers of the rows belong to their numbers, not to the epoch
-    first_shift : bits by which these numbers are larger: without batches one key may have many rows
     """
 
     cdef readonly Py_ssize_t n_workers
     cdef readonly int64_t rows
     cdef public object order, cutter
     cdef public bint is_overtaking, counts_rows
-    cdef public int first_shift
 
     def __init__(self, state, Py_ssize_t n_workers, int64_t rows):
         super().__init__(state, 1, False)
         self.n_workers = n_workers
         self.rows = rows
         self.is_overtaking = self.counts_rows = False
-        self.first_shift = 0
 
     cpdef bint overtakes(self):
         return self.is_overtaking
@@ -81,6 +78,6 @@ cdef class TurnPlanQueue(PlanQueue):
         plan.number = number
         plan.n_valid = size
         plan.epoch, plan.position = item(after, EPOCH), size  # all rows are of one epoch
-        plan.first = start << self.first_shift if self.counts_rows else -1
+        plan.first = start if self.counts_rows else -1
         plan.epoch_size = item(after, EPOCH_SIZE)
         return plan

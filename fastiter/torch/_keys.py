@@ -461,7 +461,7 @@ class SamplerKeys:
     def origin(self, number: int, first: int) -> tuple[int, int]:
         """An epoch, and the number to which the random numbers of a batch's first example belong,
         which has ``first`` keys before it; those that follow have the next numbers."""
-        return 0, first if self._cuts else first << 32
+        return 0, first << 32 if self._lists else first  # one key has many then
 
     def _size(self) -> int:
         """The keys of the next batch."""

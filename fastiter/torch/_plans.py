@@ -94,8 +94,6 @@ class Plans(TurnPlanQueue):
         self.keys = keys
         self.order = None
         self.counts_rows = keys.counts_rows
-        # As `SamplerKeys.origin` has it.
-        self.first_shift = 0 if self.is_batched or self.is_stream else 32
         n_asked = 0 if asks_first else self.n_workers
         n_schemas = self.n_schemas
         if not self.by_indices and n_schemas < _MOST_SCHEMAS:  # the answer may not have come

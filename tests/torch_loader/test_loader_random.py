@@ -126,6 +126,14 @@ def test_numbers_do_not_depend_on_the_workers(name, kind):
         assert not {*numbers} & {*other}
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 1, 7])
+def test_numbers_do_not_depend_on_the_batches(batch_size, num_workers):
+    expected = passes(Draws(), {"batch_size": 4, "shuffle": True})
+    options = {"batch_size": batch_size, "shuffle": True, "num_workers": num_workers}
+    assert passes(Draws(), options) == expected
+
+
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize(
     ("before", "after"),
