@@ -270,11 +270,12 @@ def run(
 
 def check_flat(looks: list[Look]) -> None:
     """The later half takes no more than the earlier one did; of memory as a rule, since a look may
-    come while a killed worker and its successor both have theirs."""
+    come while a killed worker and its successor both have theirs, or neither has."""
     looks = looks[len(looks) // 4 :]  # at first slots and workers touch further pages
     early, late = looks[: len(looks) // 2], looks[len(looks) // 2 :]
     for name in ("resident", "shared", "proportional"):
-        before, after = (median(getattr(look, name) for look in part) for part in (early, late))
+        before = max(getattr(look, name) for look in early)
+        after = median(getattr(look, name) for look in late)
         assert after - before < SLACK, f"{name} grows: {[getattr(k, name) for k in looks]}"
     # A dead worker's pipes are still open while its death has not been noticed.
     for name in ("descriptors", "mappings", "processes"):
