@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 
 import pytest
 from steps import each_step
@@ -55,7 +54,7 @@ class Pausing(Rows):
         n_fetched = self.n_fetched
         if threading.current_thread() is self.test:
             self.is_asked.set()
-            self.goes_on.wait(0.5)
+            self.goes_on.wait(0.5)  # in vain: the other thread has to wait for the state
         return {"n_fetched": n_fetched}
 
     def load_state_dict(self, state):
@@ -67,16 +66,18 @@ def test_a_state_is_of_one_batch_while_another_thread_takes_them():
     loader = DataLoader(dataset, 1)
     batches = iter(loader)
 
+    has_begun = threading.Event()
+
     def go_on():
         found.append(next(batches).item())
+        has_begun.set()
         dataset.is_asked.wait(HANG)
         found.extend(next(batches).item() for _ in range(3))
         dataset.goes_on.set()
 
     thread = threading.Thread(target=go_on)
     thread.start()
-    while not found:
-        time.sleep(0.01)
+    assert has_begun.wait(HANG)
     state = loader.state_dict()
     thread.join(HANG)
     assert found == [0, 1, 2, 3]
