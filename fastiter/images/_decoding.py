@@ -18,7 +18,7 @@ from fastiter._util.arguments import checked_callable, checked_choice, checked_f
 from fastiter.datasets._images import pillow
 from fastiter.errors import ImageError
 from fastiter.images._resize import resized
-from fastiter.images._transforms import CropWindow, ImageTransform, RandomResizedCrop
+from fastiter.images._transforms import CropWindow, ImageTransform
 
 _ORIENTATION = 0x0112  # the tag of EXIF
 #: Of its values, the steps through rows and columns; from 5 on, these change places then.
@@ -64,9 +64,8 @@ class Decoder:
         self, data: Any, path: str | None, rng: np.random.Generator | None = None, out: Any = None
     ) -> Any:
         """Make the array of an image, in ``out``, if that has its shape and dtype, else a new one;
-        or what ``callable`` makes of a new one. ImageError for bytes that are damaged, or of no
-        image."""
-        if rng is None and isinstance(self.transform, RandomResizedCrop):
+        or what ``callable`` makes of a new one. ImageError for bytes of no, or a damaged, image."""
+        if rng is None and self.transform.draws:
             rng = current_generator()  # whose error is not the file's
         try:
             array = self._array(data, rng, out if self.callable is None else None)
@@ -148,8 +147,7 @@ def _scale(window: CropWindow) -> int:
 
 
 def _buffer(size: int) -> npt.NDArray[np.uint8]:
-    """Memory for decoded pixels, which this thread keeps: to get new one takes a tenth of the time
-    of decoding."""
+    """Memory for pixels, which this thread keeps: new memory takes a tenth of decoding's time."""
     kept: npt.NDArray[np.uint8] | None = getattr(_of_thread, "buffer", None)
     if kept is None or len(kept) < size:
         kept = np.empty(size, np.uint8)

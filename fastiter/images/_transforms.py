@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ class ImageTransform:
     mean: tuple[float, ...] | float | None = None
     std: tuple[float, ...] | float | None = None
     interpolation: str = "bilinear"
+    draws: ClassVar[bool] = False  #: whether `window` takes random numbers
 
     def __post_init__(self) -> None:
         # Values are put into the dictionary, which is not frozen, in one form each.
@@ -69,7 +70,7 @@ class ImageTransform:
         return np.ascontiguousarray(table.T, np.float32)
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> CropWindow:
-        """The window of an image of this size. It draws from ``rng``, if it draws at all."""
+        """The window of an image of this size. It draws from ``rng``, if `draws`."""
         raise NotImplementedError
 
 
@@ -105,6 +106,7 @@ class RandomResizedCrop(ImageTransform):
     RandomResizedCrop((224, 224), flip=0.5)
     """
 
+    draws: ClassVar[bool] = True
     size: tuple[int, int] | int
     scale: tuple[float, ...] = dataclasses.field(default=(0.08, 1.0), kw_only=True)
     ratio: tuple[float, ...] = dataclasses.field(default=(3 / 4, 4 / 3), kw_only=True)
