@@ -153,8 +153,8 @@ def parquet_files_of(
         with open(path, "rb") as file:
             facts[path] = parquet_files.checked_facts(path, file, (before or {}).get(path))
             try:
-                metadata = parquet.read_metadata(file)
-                own = metadata.schema.to_arrow_schema()
+                opened = parquet.ParquetFile(file)  # its types are those of what it reads
+                metadata, own = opened.metadata, opened.schema_arrow
             except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
                 raise ValueError(f"{path} is no complete Parquet file: {error}") from error
         schema = own.remove_metadata() if schema is None else schema

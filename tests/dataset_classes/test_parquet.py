@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_values_are_those_of_to_pylist(null_share: float, tmp_path: Path) -> Non
         message = r"'int8' of type int8 has a null in row \d+"
         with pytest.raises(ValueError, match=message):
             ArrowDataset(tmp_path / "x.parquet", "int8")
+
+
+@pytest.mark.skipif(not hasattr(pa, "uuid"), reason="this pyarrow has no UUIDs")
+def test_types_of_files_that_other_libraries_wrote(tmp_path: Path) -> None:
+    """Without Arrow's schema a type of Parquet's tells that values are UUIDs."""
+    values = [uuid.UUID(int=i) for i in range(3)]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"key": pa.array(values, pa.uuid())}), path, store_schema=False)
+    assert pq.read_table(path)["key"].to_pylist() == values
+    dataset = pickle.loads(pickle.dumps(ArrowDataset(path)))
+    assert [row["key"] for row in dataset] == values
 
 
 def test_tensors_whose_axes_are_stored_in_another_order(tmp_path: Path) -> None:
