@@ -88,7 +88,7 @@ class TokenDataset(BatchedDataset):
     window : int
         Documents that are packed together, at most 2**30. No row has documents of two windows.
     overlong : {"split", "truncate", "drop", "error"}
-        Treatment of documents that do not fit into a row. Pieces have ``length`` tokens.
+        Treatment of documents longer than a row, by "bfd". Pieces have ``length`` tokens.
     drop_last : bool
         Whether to leave out, with "concat", the last, partial row of each window.
     borders : bool, optional
@@ -166,9 +166,7 @@ class TokenDataset(BatchedDataset):
             "pad_to_multiple_of", pad_to_multiple_of, maximum=MOST_TOKENS
         )
         self._multiple = multiple or 1
-        if self._length is not None and -(-self._length // self._multiple) > (
-            MOST_TOKENS // self._multiple
-        ):
+        if -(-(self._length or 0) // self._multiple) * self._multiple > MOST_TOKENS:
             raise ValueError(
                 f"rows of length={length} and pad_to_multiple_of={multiple} are too long"
             )
@@ -177,6 +175,8 @@ class TokenDataset(BatchedDataset):
             raise ValueError(f"packing={packing!r} needs length=, the tokens of a row")
         if stride is not None and self._method != "windows":
             raise ValueError(f"stride={stride} is for windows: leave packing out and give length=")
+        if overlong != "split" and self._method != "bfd":
+            raise ValueError(f"overlong={overlong!r} needs packing='bfd', not {packing!r}")
         if seed is not None and not is_packed:
             raise ValueError(
                 "seed= orders documents before they are packed: to shuffle windows or single "

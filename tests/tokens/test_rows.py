@@ -327,6 +327,7 @@ def test_a_dataset_is_pickled_and_indexed_like_a_list():
         ({"packing": "bfd"}, "needs length="),
         ({"packing": "best_fit"}, "packing must be one of None, 'concat', 'bfd'"),
         ({"length": 4, "packing": "bfd", "stride": 1}, "stride=1 is for windows"),
+        ({"length": 4, "packing": "concat", "overlong": "drop"}, "needs packing='bfd', not 'conc"),
         ({"length": 4, "seed": 0}, "order_sampler"),
         ({"length": 4, "eos_token_id": 0}, "need packing="),
         ({"length": 4, "packing": "bfd", "borders": False}, "borders=False is for"),
