@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastiter._fetch.file_signs import Sign, another_file, check_same, sign_of
 from fastiter._util.arguments import iterated
 from fastiter._util.context import Closing
 from fastiter.dataset import TabularDataset
@@ -128,8 +129,8 @@ class NpyDataset(Closing, TabularDataset):
 class _Place(NamedTuple):
     """The position of an array in a file."""
 
-    path: Any
-    size: int  # of the file
+    path: str
+    sign: Sign  # of the file
     start: int  # of the array's header
     header: bytes
     shape: tuple[int, ...]
@@ -143,13 +144,11 @@ class _Place(NamedTuple):
                 maps[self.path] = b""
                 if os.fstat(file.fileno()).st_size > 0:  # else it cannot be mapped
                     maps[self.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            check_same(self.path, self.sign)
         memory = maps[self.path]
         offset = self.start + len(self.header)
-        if len(memory) != self.size or memory[self.start : offset] != self.header:
-            raise ValueError(
-                f"{os.fsdecode(self.path)} has changed since the dataset was made: make the "
-                "dataset again"
-            )
+        if len(memory) != self.sign.size or memory[self.start : offset] != self.header:
+            raise another_file(self.path, "its header differs")
         order: Any = "F" if self.is_fortran else "C"
         return np.ndarray(self.shape, self.dtype, memory, offset, order=order)
 
@@ -211,4 +210,5 @@ def _place(file: SharedFile, start: int, stop: int, name: str) -> _Place:
     end = length + math.prod(shape) * dtype.itemsize
     if end > stop - start:
         raise ValueError(f"{name} ends after {stop - start} bytes, expected {end}")
-    return _Place(file.path, file.size, start, header, shape, dtype, is_fortran)
+    path = os.fsdecode(file.path)
+    return _Place(path, sign_of(path), start, header, shape, dtype, is_fortran)
