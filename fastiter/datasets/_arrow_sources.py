@@ -149,7 +149,7 @@ def parquet_files_of(
         if _magic(path)[:4] == b"PARE":
             raise ValueError(f"{path} is encrypted: write it without, or read it by pyarrow")
         if _magic(path)[:4] != b"PAR1":
-            raise ValueError(f"{path} is no Parquet file, as {source[0]} and others are")
+            raise ValueError(f"{path} is no Parquet file, as others are: name files of one format")
         with open(path, "rb") as file:
             facts[path] = parquet_files.checked_facts(path, file, (before or {}).get(path))
             try:

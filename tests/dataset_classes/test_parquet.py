@@ -394,6 +394,9 @@ def test_wrong_files(files: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.parquet").write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match=r"cut.parquet is no complete Parquet file"):
         ArrowDataset(tmp_path / "cut.parquet")
+    (tmp_path / "a.arrow").write_bytes(b"ARROW1")
+    with pytest.raises(ValueError, match=r"a.arrow is no Parquet file, as others are: name files"):
+        ArrowDataset(tmp_path)
     pq.write_table(pa.table({"m": [1]}), tmp_path / "other.parquet")
     with pytest.raises(ValueError, match=r"other.parquet has the columns.*name files of the same"):
         ArrowDataset([files / "a.parquet", tmp_path / "other.parquet"])
