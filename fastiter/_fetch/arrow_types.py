@@ -66,6 +66,8 @@ def _kind(arrow_type: Any) -> str:
     """The name of a type, without parameters."""
     import pyarrow.types as types
 
+    if getattr(arrow_type, "extension_name", "") == "arrow.json":
+        arrow_type = arrow_type.storage_type  # its values are the texts
     for name in (*_STRINGS, *_LISTS, "fixed_size_list", "fixed_size_binary", "boolean", "date32"):
         if getattr(types, f"is_{name}", lambda _: False)(arrow_type):
             return name
@@ -280,8 +282,7 @@ def check_shape(array: Any, shape: tuple[int, ...]) -> bool:
     for length in shape:
         offsets = elements.offsets
         for start in range(0, len(elements), _BLOCK):
-            part = offsets.slice(start, _BLOCK + 1).to_numpy()
-            if (np.diff(part) != length).any():
+            if (np.diff(offsets.slice(start, _BLOCK + 1).to_numpy()) != length).any():
                 return False
         elements = elements.flatten()
     return True
@@ -356,8 +357,7 @@ def null_elements(array: Any) -> npt.NDArray[np.bool_] | None:
     if elements.null_count == 0 and deeper is None:
         return None
     is_null = compute.is_null(elements).to_numpy(zero_copy_only=False)
-    if deeper is not None:
-        is_null = is_null | deeper
+    is_null = is_null if deeper is None else is_null | deeper
     found: npt.NDArray[np.bool_] = np.zeros(len(array), dtype=bool)
     found[compute.list_parent_indices(storage).to_numpy()[is_null]] = True
     return found

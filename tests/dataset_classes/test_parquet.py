@@ -119,6 +119,17 @@ def test_types_of_files_that_other_libraries_wrote(tmp_path: Path) -> None:
     assert [row["key"] for row in dataset] == values
 
 
+@pytest.mark.skipif(not hasattr(pa, "json_"), reason="this pyarrow has no JSON")
+def test_json_is_a_text(tmp_path: Path) -> None:
+    table = pa.table({"a": pa.array(['{"b": 1}', None, "[]"], pa.json_())})
+    pq.write_table(table, tmp_path / "a.parquet", store_schema=False)
+    for source in (table, tmp_path / "a.parquet"):
+        dataset = ArrowDataset(source, nulls="mask")
+        batch = next(SerialIterator(dataset, 3, shuffle=False, converter=concat_examples))
+        assert batch["a"] == ['{"b": 1}', "", "[]"]
+        assert batch["a_valid"].tolist() == [True, False, True]
+
+
 def test_tensors_whose_axes_are_stored_in_another_order(tmp_path: Path) -> None:
     of = pa.fixed_shape_tensor(pa.int8(), [2, 3], permutation=[1, 0])
     rows = pa.array(np.arange(24).reshape(4, 6).tolist(), pa.list_(pa.int8(), 6))
