@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastiter import SerialIterator, ShuffleOrderSampler, concat_examples
+from fastiter import SerialIterator, ShuffleOrderSampler, concat_examples, to_device
+from fastiter.dataset import Converter, converter
 from fastiter.interop import as_chainer
 
 chainer = pytest.importorskip("chainer", reason="Chainer does not import here")
@@ -58,6 +59,32 @@ def test_a_bare_iterator_trains_as_chainers_does(make, tmp_path, converter):
     key = "validation/main/loss"
     assert [entry[key] for entry in our_log] == [entry[key] for entry in their_log]
     assert len(our_log) == 3
+
+
+class OwnConverter(Converter):
+    def __call__(self, batch: Any, device: Any) -> Any:
+        self.device = device
+        return to_device(device, np.stack(batch))
+
+
+def test_updaters_give_converters_a_device_or_its_number():
+    own, devices = OwnConverter(), []
+
+    def stack(batch: Any, device: Any) -> Any:
+        devices.append(device)
+        return device.send(np.stack(batch))
+
+    for each in (own, converter()(stack)):
+        link = chainer.links.Linear(3, 1)
+        updater = training.updaters.StandardUpdater(
+            as_chainer(SerialIterator(np.ones((4, 3), np.float32), 2)),
+            chainer.optimizers.SGD(0.1).setup(link),
+            converter=each,
+            device="@numpy",
+            loss_func=lambda x, link=link: chainer.functions.sum(link(x)),
+        )
+        updater.update()
+    assert own.device == -1 and [device.xp for device in devices] == [np]
 
 
 def test_the_trainer_resumes_a_snapshot_from_the_middle_of_an_epoch(make, tmp_path):
