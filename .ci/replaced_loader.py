@@ -8,6 +8,7 @@ loaders made in this process, as JSON.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import multiprocessing.spawn
@@ -43,13 +44,13 @@ _outcomes: dict[str, dict[str, str]] = {}
 _construct = torch.utils.data.DataLoader.__init__
 
 
+@functools.wraps(_construct)  # for inspect.signature, and for errors that name the function
 def _counted(self: Any, *arguments: Any, **named: Any) -> None:
     global _made
     _made += 1
     _construct(self, *arguments, **named)
 
 
-_counted.__wrapped__ = _construct  # type: ignore[attr-defined]  # for inspect.signature
 torch.utils.data.DataLoader.__init__ = _counted
 
 
