@@ -389,8 +389,7 @@ class WorkersIterator(LoaderIterator):
     def _snapshot_now(self, progress: Delivered, delivered: Plan | None = None) -> dict[str, Any]:
         """The state with this progress; ``delivered`` is the plan of the last batch in it."""
         plans = self._planner
-        place = plans.state if delivered is None else delivered.state
-        last_worker = place.last_worker
+        last_worker = (plans.state if delivered is None else delivered.state).last_worker
         main = {
             **self._sampler_state(progress.n_yielded, delivered),
             "_num_workers": self._num_workers,
@@ -408,8 +407,7 @@ class WorkersIterator(LoaderIterator):
         }
 
     def _own_state(self) -> dict[str, Any]:
-        progress = self._planner.progress
-        snapshot = progress.snapshot
+        snapshot = (progress := self._planner.progress).snapshot
         if not self._takes_snapshots:
             snapshot = self._snapshot_now(progress)
         n_steps = progress.n_yielded - snapshot["_snapshot_step"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import _profiler_enabled
 from torch.autograd.profiler import record_function
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, _utils
 from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data.graph_settings import apply_random_seed
 
@@ -45,6 +45,17 @@ from fastiter.torch._state import (
     set_states,
     states_of,
 )
+
+#: Parts of torch's iterators: functions, and classes of functions.
+_PARTS: list[tuple[Any, str]] = [
+    (torch_dataloader, "_SingleProcessDataLoaderIter"),
+    (torch_dataloader, "_MultiProcessingDataLoaderIter"),
+    (torch_dataloader._DatasetKind, "create_fetcher"),
+    (torch_dataloader.DataLoader, "_get_iterator"),
+    (_utils.fetch, "_MapDatasetFetcher"),
+    (_utils.fetch, "_IterableDatasetFetcher"),
+    (_utils.worker, "_worker_loop"),
+]
 
 
 class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
@@ -103,9 +114,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._returns_indices = own.return_indices
         self._seeds_examples = own.seed_examples
         self._copies = DeviceCopies.of(own)
-        self._policy: KeyPolicy | None = None
-        if own.on_error != "raise":
-            self._policy = KeyPolicy(own.on_error, own.skip_limit)
+        decides = own.on_error != "raise"
+        self._policy = KeyPolicy(own.on_error, own.skip_limit) if decides else None
         self._owner = loader._owner
         self._generators = generators_of(loader)
         self._draws_globally = torch.default_generator in self._generators
@@ -137,7 +147,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             set_states(self._generators, self._generator_states)
         is_again = loader.num_workers > 0 if main is None else main["_opens_again"]
         self._opens_again = is_again and self._owner is None
-        keeps_reset = _is_unchanged(torch_dataloader._BaseDataLoaderIter._reset)
+        keeps_reset = is_unchanged(torch_dataloader._BaseDataLoaderIter._reset)
         if main is None and self._opens_again and self._shared_seed is None and keeps_reset:
             # The sampler is opened again for the first key, when the workers have been started.
             self._sampler_iter, self._num_yielded = None, 0
@@ -186,8 +196,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         n_counted = self._timer.examples + self._timer.skipped
         self._position_before = self._sampler_iter.first[1] - n_counted
         self._skips: SkipState | None = None
-        policy = self._policy
-        if policy is not None:
+        if (policy := self._policy) is not None:
             self._skips = self._last_iteration.skips or SkipState()
             sampler = drawn_from(self._index_sampler)
             size = length_of(sampler) if self._owner is None else self._owner.n_examples
@@ -374,9 +383,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
     @property
     def current_position(self) -> int:
         """Examples of this iteration that were delivered or skipped."""
-        timer = self._timer
-        position: int = self._position_before + timer.examples + timer.skipped
-        return position
+        return int(self._position_before + self._timer.examples + self._timer.skipped)
 
     @property
     def _epoch_size(self) -> int | None:
@@ -396,8 +403,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
 
     def _compare_length(self, n_yielded: int) -> None:
         """Warn, as torch does, of a dataset that gives more examples than its length."""
-        length = self._IterableDataset_len_called
-        if length is None or n_yielded <= length:
+        if (length := self._IterableDataset_len_called) is None or n_yielded <= length:
             return
         text = (
             f"Length of IterableDataset {self._dataset} was reported to be {length}"
@@ -480,16 +486,29 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         plans.progress = plans.progress._replace(skips=skips)
 
 
-def _is_unchanged(function: Any) -> bool:
-    """Whether no program has replaced a function of torch's iterators."""
-    return getattr(function, "__globals__", None) is vars(torch_dataloader)
+def is_unchanged(function: Any, module: Any = torch_dataloader) -> bool:
+    """Whether no program has replaced a function of torch's iterators, or of another module."""
+    return getattr(function, "__globals__", None) is vars(module)
+
+
+def replaced_part() -> str | None:
+    """Change that a program has made to torch's iterators, as Axolotl's fetcher; None: none."""
+    for owner, name in _PARTS:
+        part, module = (
+            getattr(owner, name),
+            sys.modules[getattr(owner, "__module__", owner.__name__)],
+        )
+        found = [getattr(part, one) for one in vars(part)] if type(part) is type else [part]
+        if not all(is_unchanged(one, module) for one in found if callable(one)):
+            return f"the program has replaced {owner.__name__}.{name}, or a part of it"
+    return None
 
 
 def _follow_torchs_next() -> None:
     """Have all iterators' ``next()`` be the function that a program has put in the place of that of
     torch's iterators, as InfoBatch and profilers do; fastiter's own, if there is none."""
     found: Any = torch_dataloader._BaseDataLoaderIter.__next__
-    wanted: Any = Loop.__next__ if _is_unchanged(found) else found
+    wanted: Any = Loop.__next__ if is_unchanged(found) else found
     if LoaderIterator.__next__ is not wanted:
         LoaderIterator.__next__ = wanted  # type: ignore[method-assign]
 

@@ -364,13 +364,10 @@ class SamplerKeys:
         self._left: list[tuple[int, int, int]] = []
         if main is not None:
             self.first = main["_sampler_iter_yielded"], main["_keys_yielded"]
-            number, key = main["_delivered_up_to"]
-            self._end = number, key
+            self._end = tuple(main["_delivered_up_to"])
             self._left = [(number, key, size) for number, key, size in main["_not_delivered"]]
-            if main["_batch_size"] == self._batch_size():
-                self._cut_since = tuple(main.get("_cuts", (0, 0)))
-            else:
-                self._cut_since = self._end
+            has_size = main["_batch_size"] == self._batch_size()
+            self._cut_since = tuple(main.get("_cuts", (0, 0))) if has_size else self._end
         self.n_states = 0  #: of the batches drawn last, how many have their states kept for `state`
         self._states: dict[int, dict[str, Any]] = {}  # by the number of keys before
         self.cutter: Any = None  #: has the size of the next batch: the batch sampler, as a rule

@@ -52,7 +52,7 @@ from fastiter.torch._changes import (
 from fastiter.torch._device.copies import checked_device
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
-from fastiter.torch._iterator import LoaderIterator
+from fastiter.torch._iterator import LoaderIterator, is_unchanged, replaced_part
 from fastiter.torch._orders.keys import adopted, joined, load_of_loader
 from fastiter.torch._orders.places import LoadedRecord
 from fastiter.torch._orders.samplers import ranks_of
@@ -72,11 +72,9 @@ from fastiter.torch._state import (
 )
 from fastiter.torch._statistics import LoaderReports, shown
 
-_CONTEXTS = (
-    contexts.DefaultContext,
-    contexts.ForkContext,
-    contexts.SpawnContext,
-    contexts.ForkServerContext,
+#: Arguments for which torch's iterators do nothing, and their defaults.
+_NOT_TORCHS = {"on_error": "raise", "seed_examples": False, "return_indices": False} | (
+    dict.fromkeys(("dataset_timeout", "hedge", "device"))
 )
 _T_co = TypeVar("_T_co", covariant=True)
 _Function = TypeVar("_Function", bound=Any)
@@ -85,8 +83,10 @@ _torch_context: Any = _torchs.multiprocessing_context
 
 
 @functools.cache
-def _torch_takes_in_order() -> bool:  # since 2.6; asked late: the pages are built without torch
-    return "in_order" in inspect.signature(_torchs).parameters
+def _torchs_defaults() -> dict[str, Any]:
+    """Defaults of the arguments, after the dataset, of which torch's class makes something."""
+    ours = [*inspect.signature(DataLoader.__init__).parameters.values()][2:]
+    return {one.name: one.default for one in ours[: [one.name for one in ours].index("in_order")]}
 
 
 def untraced(function: _Function) -> _Function:
@@ -275,25 +275,9 @@ persistent_workers, pin_memory_device, in_order
             sampler, batch_sampler = adopted(
                 dataset, batch_size, sampler, batch_sampler, drop_last, ranks
             )
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            **({"in_order": in_order} if _torch_takes_in_order() else {}),
-        )
+        # By keyword, and no defaults: the `__init__` of torch's class may be one of the program's.
+        given, kept = locals(), _torchs_defaults()
+        super().__init__(dataset, **{n: given[n] for n in kept if given[n] is not kept[n]})
         self.in_order = in_order
         own.snapshot_every_n_steps = checked_optional_int(
             "snapshot_every_n_steps", snapshot_every_n_steps, minimum=0
@@ -394,8 +378,7 @@ persistent_workers, pin_memory_device, in_order
             if not self._adjusts_workers:
                 self.check_worker_number_rationality()
             made = WorkersIterator(self, resume)
-        record = self._loaded_record
-        if record is None or record.is_finished:  # else until it has begun
+        if (record := self._loaded_record) is None or record.is_finished:  # else until it has begun
             self._loaded = None  # not if it was refused
         self._last_iteration.iterator = weakref.ref(made)
         return made
@@ -411,8 +394,7 @@ persistent_workers, pin_memory_device, in_order
     @shown
     def set_epoch(self) -> Callable[[int], None]:
         """As `Order.set_epoch`; only with a sampler of fastiter's."""
-        owner = self._owner
-        if owner is None:
+        if (owner := self._owner) is None:
             raise AttributeError(
                 "set_epoch() is that of a loader with a sampler of fastiter's: call it of the "
                 "sampler"
@@ -420,33 +402,38 @@ persistent_workers, pin_memory_device, in_order
         return owner.set_epoch
 
     def _has_state(self) -> bool:
-        """Whether the iterators are fastiter's. Other contexts than multiprocessing's own may start
-        workers that are no processes, or no children of this one, and a sampler of a subclass may
-        cut an `IterableDataset` in any way: for them torch's iterator is used."""
-        context: Any = self.multiprocessing_context
-        is_known = context is None or context is SAFE or type(context) in _CONTEXTS
-        return is_known and not self._has_foreign_sampler()
+        """Whether the iterators are fastiter's."""
+        return self._why_torchs() is None
 
-    def _has_foreign_sampler(self) -> bool:
-        """Whether a subclass has replaced the sampler or batches of an `IterableDataset`."""
-        if self._dataset_kind != _DatasetKind.Iterable:
-            return False
-        sampler = self._index_sampler
-        is_plain = not self._auto_collation or is_own(sampler, BatchSampler)
-        return not is_plain or type(drawn_from(sampler)) is not _InfiniteConstantSampler
+    def _why_torchs(self) -> str | None:
+        """Why torch's own iterators make the batches, if they do. Other contexts than those of
+        multiprocessing may start workers that are no processes, or no children of this one, and a
+        sampler of a subclass may cut an `IterableDataset` in any way. What a program has put into
+        torch's iterators counts, unless arguments need fastiter's."""
+        context, own = self.multiprocessing_context, vars(self._own_arguments)
+        is_known = context is None or type(context).__module__ == contexts.__name__
+        if not is_known and context is not SAFE:
+            return (
+                f"multiprocessing_context={context!r} is not one of multiprocessing's. Pass "
+                "'fork', 'spawn' or 'forkserver', or no context"
+            )
+        if self._dataset_kind == _DatasetKind.Iterable:
+            sampler = self._index_sampler
+            is_plain = not self._auto_collation or is_own(sampler, BatchSampler)
+            if not is_plain or type(drawn_from(sampler)) is not _InfiniteConstantSampler:
+                return (
+                    "its sampler or batch_sampler for an IterableDataset is not torch's: keep the "
+                    "one that batch_size makes"
+                )
+        needs = self._is_stream or self._adjusts_workers or self._owner is not None
+        needs = needs or any(own.get(name, value) != value for name, value in _NOT_TORCHS.items())
+        return None if needs else replaced_part()
 
     def _require_state(self) -> None:
-        if self._has_foreign_sampler():
+        if (why := self._why_torchs()) is not None:
             raise RuntimeError(
                 f"{type(self).__name__} has no state: torch's own iterator makes its batches, "
-                "because its sampler or batch_sampler for an IterableDataset is not torch's: keep "
-                "the one that batch_size makes"
-            )
-        if not self._has_state():
-            raise RuntimeError(
-                f"a loader with multiprocessing_context={self.multiprocessing_context!r} has no "
-                "state: torch's own workers make its batches, because this context is not one of "
-                "multiprocessing's. Pass 'fork', 'spawn' or 'forkserver', or no context"
+                f"because {why}"
             )
 
     def __len__(self) -> int:
@@ -455,14 +442,15 @@ persistent_workers, pin_memory_device, in_order
     @untraced
     def __iter__(self) -> Any:
         _leave_files_to_python()
+        if not is_unchanged(_torchs.__iter__):  # as profilers change it
+            return super().__iter__()
         iterator: Any = self._iterator
         keeps = self.persistent_workers and self.num_workers > 0  # which a program may change
         if keeps and iterator is not None:
             iterator._reset(self)
         else:
             iterator = self._get_iterator()
-        own = self._own_iterator()
-        if own is not None and own._finished:  # by the loaded state
+        if (own := self._own_iterator()) is not None and own._finished:  # by the loaded state
             if keeps:
                 iterator._reset(self)
             else:
@@ -509,8 +497,7 @@ persistent_workers, pin_memory_device, in_order
 
     def _digest_of_values(self) -> dict[str, str]:
         """The weights or indices that the sampler draws from, read once for each object."""
-        found = values_of(drawn_from(self._index_sampler))
-        if found is None:
+        if (found := values_of(drawn_from(self._index_sampler))) is None:
             return {}
         name, values = found
         known = values, getattr(values, "_version", len(values))
