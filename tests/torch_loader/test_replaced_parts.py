@@ -170,3 +170,13 @@ def test_arguments_of_fastiter_need_its_iterators(
     loader = DataLoader([1, None, 3], 3, on_error="skip", collate_fn=tuple, **workers)
     assert [*loader] == [(1, None, 3)]
     assert loader.state_dict()
+
+
+def test_the_name_of_a_function_that_torchs_table_holds(
+    monkeypatch: pytest.MonkeyPatch, loader_class: Any, workers: Any
+) -> None:
+    monkeypatch.setattr(
+        _utils.collate, "collate_tensor_fn", noted(_utils.collate.collate_tensor_fn)
+    )
+    rows = torch.arange(160.0).reshape(80, 2)
+    assert torch.equal(torch.cat([*loader_class(rows, 4, **workers)]), rows)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils.collate import collate_tensor_fn
 
 from fastiter._collate import concat
 from fastiter._collate.buffers import empty_bytes
@@ -337,7 +338,7 @@ def stack(
     torch's allocates a file of shared memory for each tensor that a worker makes."""
     first = batch[0]
     if first.is_nested or first.layout is not torch.strided:
-        return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
     if any(x.requires_grad or x.is_quantized or not x.is_cpu for x in batch):
         return torch.stack(batch, 0)
     # With the dtype of the first one, which torch's shared output has.
@@ -363,7 +364,7 @@ def stack_again(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> tor
     which the system clears. Here large rows are joined in that of a batch that is gone."""
     if _are_large_rows(batch):
         return stack(batch, take_memory=empty_bytes)
-    return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+    return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 
 
 def _are_large_rows(batch: list[torch.Tensor]) -> bool:
@@ -406,7 +407,7 @@ def _plain_values(batch: Sequence[Any], table: Any) -> Sequence[Any] | None:
     if batch[0].nbytes >= _LARGE_ROW:
         return None
     join = (table or {}).get(torch.Tensor)
-    is_own = join is torch_collate.collate_tensor_fn or getattr(join, "func", join) in _JOINS
+    is_own = join is collate_tensor_fn or getattr(join, "func", join) in _JOINS
     return array_subtypes.arrays_of(batch)[0] if is_own and not _warns(batch) else None
 
 
@@ -426,7 +427,7 @@ def _join_values(
 _JOINS = (stack, stack_again)
 #: By type: the function that takes the place of torch's, and torch's.
 _REPLACED: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    torch.Tensor: (stack, torch_collate.collate_tensor_fn),
+    torch.Tensor: (stack, collate_tensor_fn),
     **{
         kind: (functools.partial(_join_values, function), function)
         for kind, function in (
