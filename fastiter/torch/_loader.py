@@ -386,9 +386,8 @@ persistent_workers, pin_memory_device, in_order
     def _refuse_moved(self) -> None:
         """Drop a loaded state, if the sampler has gone on to another epoch since."""
         owner, record = self._owner, self._loaded_record
-        if record is None or record.is_finished:
-            return
-        if owner is None or owner._loaded is not record:
+        is_open = record is not None and not record.is_finished
+        if is_open and (owner is None or owner._loaded is not record):
             self._loaded = self._loaded_record = None
 
     @shown

@@ -406,15 +406,16 @@ class ProgramLoader(_loader.DataLoader, metaclass=abc.ABCMeta):  # type: ignore[
     def state_dict(self) -> dict[str, Any]:
         """As in the base class; empty where torch's class makes the batches, since frameworks save
         what has this method."""
-        if self._is_ours():
+        if self._has_state():
             return super().state_dict()
-        why = (self._record and self._record.left_to_torch) or "it is torch's turn"
+        left = self._record and self._record.left_to_torch
+        why = left or self._why_torchs() or "it is torch's turn"
         warn_caller(UserWarning(f"a loader whose batches torch's class makes has no state: {why}"))
         return {}
 
     def load_state_dict(self, state_dict: Any, strict: bool = True) -> None:
         self._is_turn_of_torch = False
-        if state_dict or self._is_ours():
+        if state_dict or self._has_state():
             super().load_state_dict(state_dict, strict)
 
     def _require_state(self) -> None:
@@ -424,7 +425,8 @@ class ProgramLoader(_loader.DataLoader, metaclass=abc.ABCMeta):  # type: ignore[
         super()._require_state()
 
     def _get_iterator(self) -> Any:
-        record, refused = getattr(self, "_record", None), ""
+        record = getattr(self, "_record", None)
+        refused = None if record is None else self._why_torchs()
         if record is not None and self._has_state():
             generator = generator_of(self)
             drawn = generator.get_state()
@@ -438,8 +440,7 @@ class ProgramLoader(_loader.DataLoader, metaclass=abc.ABCMeta):  # type: ignore[
         made = _torchs._get_iterator(self)  # or its error
         if record is None:
             return made
-        if refused:
-            record.left_to_torch = refused
+        record.left_to_torch = refused or record.left_to_torch
         return _measured(made, record.torchs)
 
     @untraced

@@ -421,6 +421,24 @@ def test_what_fastiter_alone_refuses_is_left_to_torch(program, workers):
         made[0].load_state_dict({"a": 1})
 
 
+def test_loaders_of_programs_that_replace_parts_of_torchs(
+    program: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iterators = torch_data.dataloader._SingleProcessDataLoaderIter
+    given = iterators._next_data
+    monkeypatch.setattr(iterators, "_next_data", lambda iterator: -given(iterator))
+    with as_default() as patched:
+        loader = program.DataLoader(range(4), 2)
+        for n_loops in range(2):
+            with pytest.warns(UserWarning, match=r"no state: .*replaced .*_SingleProcess"):
+                assert loader.state_dict() == {}
+            loader.load_state_dict({})
+            assert rows(loader) == [[0, -1], [-2, -3]]
+            loops = patched.as_dict()["loaders"][0]
+            assert loops["epochs"] == n_loops + 1
+            assert "_SingleProcess" in loops["left_to_torch"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
