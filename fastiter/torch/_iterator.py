@@ -56,6 +56,7 @@ _PARTS: list[tuple[Any, str]] = [
     (_utils.fetch, "_IterableDatasetFetcher"),
     (_utils.worker, "_worker_loop"),
 ]
+_torchs_own: list[Any] = []  # these parts and what the classes hold, once all were torch's
 
 
 class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
@@ -493,14 +494,17 @@ def is_unchanged(function: Any, module: Any = torch_dataloader) -> bool:
 
 def replaced_part() -> str | None:
     """Change that a program has made to torch's iterators, as Axolotl's fetcher; None: none."""
-    for owner, name in _PARTS:
-        part, module = (
-            getattr(owner, name),
-            sys.modules[getattr(owner, "__module__", owner.__name__)],
-        )
-        found = [getattr(part, one) for one in vars(part)] if type(part) is type else [part]
-        if not all(is_unchanged(one, module) for one in found if callable(one)):
+    global _torchs_own
+    parts = [getattr(owner, name) for owner, name in _PARTS]
+    found = [*parts, *(one for part in parts if type(part) is type for one in vars(part).values())]
+    if found == _torchs_own:
+        return None
+    for (owner, name), part in zip(_PARTS, parts, strict=True):
+        module = sys.modules[getattr(owner, "__module__", owner.__name__)]
+        functions = [getattr(part, one) for one in vars(part)] if type(part) is type else [part]
+        if not all(is_unchanged(one, module) for one in functions if callable(one)):
             return f"the program has replaced {owner.__name__}.{name}, or a part of it"
+    _torchs_own = found
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import weakref
@@ -80,13 +79,6 @@ _T_co = TypeVar("_T_co", covariant=True)
 _Function = TypeVar("_Function", bound=Any)
 _torchs: Any = torch.utils.data.DataLoader  # whatever its name means later
 _torch_context: Any = _torchs.multiprocessing_context
-
-
-@functools.cache
-def _torchs_defaults() -> dict[str, Any]:
-    """Defaults of the arguments, after the dataset, of which torch's class makes something."""
-    ours = [*inspect.signature(DataLoader.__init__).parameters.values()][2:]
-    return {one.name: one.default for one in ours[: [one.name for one in ours].index("in_order")]}
 
 
 def untraced(function: _Function) -> _Function:
@@ -276,7 +268,7 @@ persistent_workers, pin_memory_device, in_order
                 dataset, batch_size, sampler, batch_sampler, drop_last, ranks
             )
         # By keyword, and no defaults: the `__init__` of torch's class may be one of the program's.
-        given, kept = locals(), _torchs_defaults()
+        given, kept = locals(), _TORCHS_DEFAULTS
         super().__init__(dataset, **{n: given[n] for n in kept if given[n] is not kept[n]})
         self.in_order = in_order
         own.snapshot_every_n_steps = checked_optional_int(
@@ -582,3 +574,10 @@ persistent_workers, pin_memory_device, in_order
             epoch = main["_sampler_epoch"]
             if epoch is not None and epoch_of(sampler) is not None:
                 sampler.set_epoch(epoch)  # as in the loop that was left; a later call counts
+
+
+_parameters = inspect.signature(DataLoader.__init__).parameters
+#: Defaults of the arguments, after the dataset, that all versions of torch's class have.
+_TORCHS_DEFAULTS = {
+    name: _parameters[name].default for name in [*_parameters][2 : [*_parameters].index("in_order")]
+}
