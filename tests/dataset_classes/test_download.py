@@ -252,6 +252,7 @@ def test_a_redirection_need_not_be_quoted(sent):
 # Time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [b"", b"HTTP/1.1 200 OK\r\nX", head(Content_Length=9), head(Content_Length=9) + b"body"],
@@ -265,6 +266,7 @@ def test_a_silent_server_is_given_up(root, sent):
     assert isinstance(error, TimeoutError)
 
 
+@pytest.mark.slow
 def test_a_slow_server_is_waited_for():
     def script(request: Request):
         yield head(Content_Length=12)

@@ -119,6 +119,7 @@ def test_error_that_would_end_a_thread_comes_as_dataset_error(error):
         assert next(iterator) == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 2, 3, 6])
 @pytest.mark.parametrize("limit", [{}, {"dataset_timeout": 20.0, "on_timeout": "retry"}])
 def test_a_thread_that_finds_no_memory_for_its_own_work_loses_nothing(monkeypatch, at, limit):
@@ -140,6 +141,7 @@ def test_a_thread_that_finds_no_memory_for_its_own_work_loses_nothing(monkeypatc
     assert indices == list(range(30)) and errors <= 1
 
 
+@pytest.mark.slow
 def test_a_thread_that_finds_no_memory_to_begin_is_an_error(monkeypatch):
     """CPython waits without end for a thread that ends before its first instruction."""
     monkeypatch.setattr(concurrency, "_START_SECONDS", 1)
@@ -203,6 +205,7 @@ def test_interrupt_in_a_converter_that_has_a_device_loses_nothing():
     assert set(threads) == {threading.current_thread()}
 
 
+@pytest.mark.slow
 def test_finalize_wakes_up_who_waits():
     dataset = Gated(1)
     iterator = MultithreadIterator(dataset, 4, shuffle=False)

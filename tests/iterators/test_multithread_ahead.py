@@ -192,6 +192,7 @@ def test_an_interrupt_at_any_line_of_next_loses_nothing():
     assert n > 30
 
 
+@pytest.mark.slow
 def test_a_hanging_example_delays_finalize_by_a_second_and_no_more():
     dataset = Gated(3, size=100)
     iterator = MultithreadIterator(dataset, 2, shuffle=False, n_threads=2, n_prefetch=4)

@@ -59,6 +59,7 @@ def test_batches_are_those_of_a_fixed_depth():
         assert [values(next(iterator)) for _ in range(12)] == expected[48:]
 
 
+@pytest.mark.slow
 def test_more_prefetch_for_bursts():
     with MultithreadIterator(Bursts(), 4, shuffle=False, n_prefetch="auto") as iterator:
         while iterator.n_prefetch == 2:

@@ -65,6 +65,7 @@ def indices(batch):
     return [int(index) for index in numbers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Hanging, HangingCalls])
 @pytest.mark.parametrize("converter", [None, concat_examples])
 def test_rows_of_hung_threads_are_fetched_by_others(make, kind, converter, caplog):
@@ -158,6 +159,7 @@ def test_a_warning_names_thread_index_and_stack(make):
         assert [index for _, index in next(iterator)] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_interrupts_and_resets_while_rows_hang(make):
     dataset = Hanging(64, range(0, 64, 9))
     iterator = make(dataset, 8, n_threads=9, on_timeout="retry", dataset_timeout=0.1, shuffle=False)

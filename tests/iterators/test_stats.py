@@ -334,6 +334,7 @@ def test_tells_who_waits(make, fetch, pause, verdict):
     at_some_scale(check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [threads, processes])
 def test_what_it_says_to_change_helps(make):
     """Two workers need 80 ms for a batch of sleepers, and the loop takes 10 ms."""
