@@ -64,7 +64,7 @@ class Decoder:
         self, data: Any, path: str | None, rng: np.random.Generator | None = None, out: Any = None
     ) -> Any:
         """Make the array of an image, in ``out``, if that has its shape and dtype, else a new one;
-        or what ``callable`` makes of a new one. ImageError for bytes of no, or a damaged, image."""
+        or what ``callable`` makes of a new one. ImageError if the bytes are no whole image."""
         if rng is None and self.transform.draws:
             rng = current_generator()  # whose error is not the file's
         try:

@@ -373,7 +373,12 @@ persistent_workers, pin_memory_device, in_order
         if (record := self._loaded_record) is None or record.is_finished:  # else until it has begun
             self._loaded = None  # not if it was refused
         self._last_iteration.iterator = weakref.ref(made)
-        return made
+        if not made._finished:  # by the loaded state
+            return made
+        if self.persistent_workers and self.num_workers > 0:
+            made._reset(self)
+            return made
+        return DataLoader._get_iterator(self)
 
     def _refuse_moved(self) -> None:
         """Drop a loaded state, if the sampler has gone on to another epoch since."""
@@ -441,11 +446,6 @@ persistent_workers, pin_memory_device, in_order
             iterator._reset(self)
         else:
             iterator = self._get_iterator()
-        if (own := self._own_iterator()) is not None and own._finished:  # by the loaded state
-            if keeps:
-                iterator._reset(self)
-            else:
-                iterator = self._get_iterator()
         if keeps:  # else, as of torch's, a loop that is left early leaves nothing behind
             self._iterator = iterator
         return iterator

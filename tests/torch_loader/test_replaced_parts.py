@@ -139,6 +139,19 @@ def test_methods_of_torchs_class(
         assert loader.state_dict()
 
 
+def test_a_state_of_a_whole_epoch_begins_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, workers: Any
+) -> None:
+    """Also where torch's own `__iter__` asks for the iterator."""
+    loader = DataLoader(range(4), 2, **workers)
+    assert len([*loader]) == 2
+    state, again = loader.state_dict(), DataLoader(range(4), 2, **workers)
+    function = torch_data.DataLoader.__iter__
+    monkeypatch.setattr(torch_data.DataLoader, "__iter__", lambda self: function(self))
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == [[0, 1], [2, 3]]
+
+
 @pytest.mark.parametrize("way", ["default", "set", "wrapped"])
 def test_arguments_that_a_program_sets_in_torchs_class(
     monkeypatch: pytest.MonkeyPatch, loader_class: Any, way: str
