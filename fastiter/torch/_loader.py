@@ -355,6 +355,16 @@ persistent_workers, pin_memory_device, in_order
 
     def _get_iterator(self) -> Any:
         """Make an iterator. A subclass may put it into one of its own."""
+        made = self._made_iterator()
+        if (own := self._own_iterator()) is None or not own._finished:  # by the loaded state
+            return made
+        if not self.persistent_workers or self.num_workers == 0:
+            return self._made_iterator()
+        made._reset(self)
+        return made
+
+    def _made_iterator(self) -> Any:
+        """Make an iterator, from the loaded state if there is one, even of a whole epoch."""
         if self._is_stream:
             return _streams.begin(self)
         self._last_iteration = LastIteration(self._skips())
@@ -373,12 +383,7 @@ persistent_workers, pin_memory_device, in_order
         if (record := self._loaded_record) is None or record.is_finished:  # else until it has begun
             self._loaded = None  # not if it was refused
         self._last_iteration.iterator = weakref.ref(made)
-        if not made._finished:  # by the loaded state
-            return made
-        if self.persistent_workers and self.num_workers > 0:
-            made._reset(self)
-            return made
-        return DataLoader._get_iterator(self)
+        return made
 
     def _refuse_moved(self) -> None:
         """Drop a loaded state, if the sampler has gone on to another epoch since."""
