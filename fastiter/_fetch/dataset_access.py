@@ -156,11 +156,11 @@ def is_torchs_dataset(dataset: Any, name: str) -> bool:
     """Whether a dataset's examples are those of torch's class of this name, whose methods are
     torch's own."""
     kind: Any = loaded("torch.utils.data", name)
-    if _deciding_class(dataset, _INDEXING) is not kind:
+    # The first question is for speed: it is answered for each batch.
+    if kind not in type(dataset).__mro__ or _deciding_class(dataset, _INDEXING) is not kind:
         return False
-    own = vars(sys.modules[kind.__module__])
-    methods = [vars(kind)[name] for name in _INDEXING & vars(kind).keys()]
-    return all(offered(method, "__globals__") is own for method in methods)
+    own, held = vars(sys.modules[kind.__module__]), vars(kind)
+    return all(offered(held[name], "__globals__") is own for name in _INDEXING if name in held)
 
 
 def torchs_subset(dataset: Any) -> tuple[Any, Any] | None:

@@ -82,7 +82,8 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         renew_in_child(self)
         self._take_settings(loader)
         main = None if resume is None else resume.main
-        of_program = torch.get_rng_state()
+        programs = [torch.default_generator] if (resume or self._owner) is not None else []
+        of_program = states_of(programs)
         if main is not None:  # so that what is drawn now is what was drawn then
             set_states(self._generators, main["_generator_states"])
         self._generator_states = states_of(self._generators)
@@ -90,7 +91,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         self._open(loader, main)
         self._take_dataset(loader)
         if self._owner is not None and loader.generator is None:
-            torch.set_rng_state(of_program)
+            set_states(programs, of_program)
             self._base_epoch = self._owner.epoch if main is None else main["_base_epoch"]
             self._base_seed = self._owner.base_seed(self._base_epoch)
         self._example_seed = self._base_seed, 0
@@ -105,7 +106,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         if resume.main["_example_seed"] is not None:
             self._example_seed = tuple(resume.main["_example_seed"])
         if self._draws_globally:  # so does the program
-            torch.set_rng_state(of_program)
+            set_states(programs, of_program)
 
     def _take_settings(self, loader: Any) -> None:
         self._iterations = loader._iterations
@@ -126,8 +127,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
         """Note what is known of the dataset, which torch's class may have replaced."""
         self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
         self._dataset = fetched(loader) if self._dataset is loader.dataset else self._dataset
-        tokens = tokens_of(self._dataset)
-        if tokens is not None:
+        if (tokens := tokens_of(self._dataset)) is not None:
             self._count_tokens = functools.partial(_tokens_in, tokens, self._auto_collation)
 
     def _open(self, loader: Any, main: dict[str, Any] | None) -> None:

@@ -335,8 +335,7 @@ class SamplerKeys:
         moved: int = 0,  # items that others have drawn from the iterator
         is_batched: bool = False,  # whether an item of another batch sampler has several keys
     ) -> None:
-        self._batches, self._generators, self.rows = sampler, generators, rows
-        self._former = [generator.get_state() for generator in generators]
+        self._batches, self.rows = sampler, rows
         #: of the generators at the first key, if not as at the start
         self.generator_states: list[str] | None = None if main is None else main["_key_states"]
         #: whether the keys are cut here; arrays of them are then made here, too
@@ -361,6 +360,10 @@ class SamplerKeys:
         else:
             is_given = drawn is self._sampler and self._changes.get("_opens_first", not self._cuts)
             self._source = IteratedKeys(drawn, iterator if is_given else None)
+        # A state has the program's generator anyway, and keys in order are not drawn from it.
+        is_none = is_own(drawn, SequentialSampler) and generators == [torch.default_generator]
+        self._generators = [] if is_none else generators
+        self._former = states_of(self._generators)
         self._left: list[tuple[int, int, int]] = []
         if main is not None:
             self.first = main["_sampler_iter_yielded"], main["_keys_yielded"]
@@ -371,12 +374,6 @@ class SamplerKeys:
         self.n_states = 0  #: of the batches drawn last, how many have their states kept for `state`
         self._states: dict[int, dict[str, Any]] = {}  # by the number of keys before
         self.cutter: Any = None  #: has the size of the next batch: the batch sampler, as a rule
-
-    def _begin(self) -> None:
-        # Without workers the program may have drawn numbers between iter() and next().
-        now = (generator.get_state() for generator in self._generators)
-        if not all(map(torch.equal, self._former, now)):
-            self.generator_states = states_of(self._generators)
 
     def load(self, main: dict[str, Any], is_finished: bool, is_endless: bool) -> None:
         """Move on to the sampler's position, now: it draws its seed with its first key, and states
@@ -415,7 +412,10 @@ class SamplerKeys:
         left = next((one for one in self._left if one[0] >= n_planned), None)
         source = self._source
         if self.cutter is None and not self.has_begun:
-            self._begin()
+            # Without workers the program may have drawn numbers between iter() and next().
+            now = states_of(self._generators)
+            if not all(map(torch.equal, self._former, now)):
+                self.generator_states = now
         if left is None:
             number, first = max((n_planned, n_keys), self._end)
             size = self._size()
