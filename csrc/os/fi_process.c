@@ -2,6 +2,7 @@
 #include "os/fi_process.h"
 
 #include <errno.h>
+#include <link.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -84,6 +85,20 @@ static void *fork_in_vain(void *done)
         *(bool *)done = true;
     }
     return NULL;
+}
+
+static int read_changes(struct dl_phdr_info *info, size_t size, void *count)
+{
+    (void)size;
+    *(uint64_t *)count = (uint64_t)(info->dlpi_adds + info->dlpi_subs);
+    return 1; /* each library has the same counts */
+}
+
+uint64_t fi_library_changes(void)
+{
+    uint64_t count = 0;
+    dl_iterate_phdr(read_changes, &count);
+    return count;
 }
 
 bool fi_run_fork_handlers(void)

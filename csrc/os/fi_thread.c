@@ -7,6 +7,10 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { WAIT_US = 100, MOST_WAITS = 1000 };
 
 int fi_thread_start(void *(*body)(void *), const void *argument, size_t bytes)
 {
@@ -28,4 +32,52 @@ int fi_thread_start(void *(*body)(void *), const void *argument, size_t bytes)
     if (rc != 0)
         free(copy);
     return rc;
+}
+
+struct trial {
+    pthread_t thread;
+    pid_t id;
+    pthread_mutex_t *gate;
+};
+
+static void *pass_gate(void *argument)
+{
+    struct trial *trial = argument;
+    trial->id = (pid_t)syscall(SYS_gettid);
+    pthread_mutex_lock(trial->gate);
+    pthread_mutex_unlock(trial->gate);
+    return NULL;
+}
+
+bool fi_can_start_threads(size_t count)
+{
+    struct trial *trials = calloc(count + 1, sizeof *trials); /* of none as well */
+    if (!trials)
+        return false;
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    pthread_mutex_lock(&gate);
+    size_t n = 0;
+    for (; n < count; n++) {
+        trials[n].gate = &gate;
+        if (pthread_create(&trials[n].thread, NULL, pass_gate, &trials[n]) != 0)
+            break;
+    }
+    pthread_mutex_unlock(&gate);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    for (size_t i = 0; i < n; i++)
+        pthread_join(trials[i].thread, NULL);
+    /* The system counts a thread for a moment after it was joined. */
+    for (size_t i = 0, waits = 0; i < n && waits < MOST_WAITS;) {
+        if (syscall(SYS_tgkill, getpid(), trials[i].id, 0) != 0) {
+            i++;
+        } else {
+            usleep(WAIT_US);
+            waits++;
+        }
+    }
+    free(trials);
+    return n == count;
 }

@@ -35,6 +35,11 @@ cdef extern from "os/fi_process.h" nogil:
     int fi_process_id()
     bint fi_run_fork_handlers()
     void fi_fork_for_handlers()
+    uint64_t fi_library_changes()
+
+
+cdef extern from "os/fi_thread.h" nogil:
+    bint fi_can_start_threads(size_t count)
 
 
 cdef extern from "os/fi_locks.h" nogil:

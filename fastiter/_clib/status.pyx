@@ -6,7 +6,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EBADF, EMFILE, ENFILE, ENOENT, ENOMEM, ENOSPC
 from libc.stdint cimport int64_t, uint64_t
-from libc.signal cimport raise_, sig_atomic_t
+from libc.signal cimport SIG_DFL, SIG_IGN, raise_, sig_atomic_t
 from posix.signal cimport SA_SIGINFO, sigaction, sigaction_t
 from posix.unistd cimport usleep
 
@@ -145,6 +145,19 @@ def run_fork_handlers():
         fi_fork_for_handlers()  # with the GIL, which `before_fork` may need
 
 
+def library_changes():
+    """Number of times that this process has loaded or unloaded a library."""
+    return fi_library_changes()
+
+
+def can_start_threads(size_t count):
+    """Whether this process can start so many more threads now: tried."""
+    cdef bint can
+    with nogil:
+        can = fi_can_start_threads(count)
+    return can
+
+
 def checksum(data, uint64_t start, uint64_t stop, uint64_t seed):
     """Of bytes `start` to `stop` of a buffer: an int in 1 .. 2**64 - 1."""
     cdef Py_buffer buffer
@@ -275,8 +288,13 @@ cdef class HandlersDeferred:
         self.defers = threading.current_thread() is threading.main_thread()
         if not self.defers:
             return
-        numbers = range(1, SIGNALS) if not n_deferring else ()
-        callables = [number for number in numbers if callable(signal.getsignal(number))]
+        callables = []
+        if not n_deferring:
+            for number in range(1, SIGNALS):
+                # Asked of Python only where there is a handler at all, since that takes longer.
+                if sigaction(number, NULL, &own) == 0 and own.sa_handler not in (SIG_DFL, SIG_IGN):
+                    if callable(signal.getsignal(number)):
+                        callables.append(number)
         n_deferring += 1
         for number in callables:
             # In C alone: Python's own functions would run handlers on the way.

@@ -21,7 +21,7 @@ from threadpoolctl import ThreadpoolController
 
 from fastiter._clib import status
 from fastiter._util import shutdown
-from fastiter._util.concurrency import lock_of_child, renew_in_child, start_thread
+from fastiter._util.concurrency import lock_of_child, renew_in_child
 
 logger = logging.getLogger("fastiter")
 
@@ -83,9 +83,7 @@ def _tasks() -> set[int]:
 def threads_that_end_before_forks(pools: ThreadpoolController | None = None) -> int:
     """Threads of OpenBLAS: it ends them before a fork, and starts them when it needs them."""
     return sum(
-        pool["num_threads"] - 1
-        for pool in (pools or ThreadpoolController()).info()
-        if _restarts_threads(pool)
+        pool["num_threads"] - 1 for pool in (pools or _pools()).info() if _restarts_threads(pool)
     )
 
 
@@ -206,6 +204,7 @@ class _OwnPools:
 
 
 own_pools = _OwnPools()
+_known: tuple[int, Any] = (-1, None)  # library changes, and the pools at that time
 
 
 @contextlib.contextmanager
@@ -256,10 +255,18 @@ def _runs(task: int | None) -> bool:
     return False
 
 
+def _pools() -> ThreadpoolController:
+    """All pools, looked for anew only where libraries have been loaded since."""
+    global _known
+    if (changes := status.library_changes()) != _known[0]:
+        _known = changes, ThreadpoolController()
+    return _known[1]
+
+
 def _parallel_pools() -> ThreadpoolController:
     """The pools that have more than one thread. To set the number of any other to one is not
     needed, and would start the threads that OpenBLAS had before."""
-    pools = ThreadpoolController()
+    pools = _pools()
     paths = [pool["filepath"] for pool in pools.info() if (pool["num_threads"] or 1) > 1]
     return pools.select(filepath=paths)
 
@@ -267,24 +274,4 @@ def _parallel_pools() -> ThreadpoolController:
 def _can_start(count: int, workers: int) -> bool:
     """Whether this process can start so many threads now, even if each of the workers starts one
     meanwhile: tried, since OpenBLAS sends the process SIGINT where it cannot start a thread."""
-    if count <= 0:
-        return True
-    started, end = [], threading.Event()
-    try:
-        for _ in range(count + workers):
-            thread = threading.Thread(target=end.wait, daemon=True)
-            start_thread(thread)
-            started.append(thread)
-    except RuntimeError as error:
-        if "shutdown" in str(error):  # CPython 3.12 and newer start none while they exit
-            shutdown.begin()
-        return False
-    finally:
-        end.set()
-        for thread in started:
-            thread.join()
-        # The system counts a thread for a moment after it was joined.
-        ended, give_up = {thread.native_id for thread in started}, time.monotonic() + 0.1
-        while ended & _tasks() and time.monotonic() < give_up:
-            time.sleep(0.0005)
-    return True
+    return count <= 0 or status.can_start_threads(count + workers)

@@ -20,7 +20,7 @@ if [ "${FASTITER_PORTABLE:-0}" != 0 ]; then
     flags+=(-DFI_PORTABLE=1)
     name=portable-
 fi
-libraries=(-lm)
+libraries=(-lm -ldl)
 [ "$(uname)" != Linux ] || libraries+=(-lrt)
 
 sources=()
