@@ -18,8 +18,9 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import forked_programs
 import programs
 import pytest
 import typed
@@ -81,17 +82,30 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-def run(source: str, tmp_path: Path) -> str:
+# Of other packages' warnings ours is not the place to hear.
+WARNINGS = ("-W", "ignore", "-W", "error::ResourceWarning")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[forked_programs.Server]:
+    with forked_programs.server(*WARNINGS) as made:
+        yield made
+
+
+def run(source: str, tmp_path: Path, server: forked_programs.Server | None = None) -> str:
+    """Run a program in a fork of the server, or in an interpreter of its own; return its output."""
     path = tmp_path / "program.py"
     path.write_text(source)
     # What a page makes with tempfile goes with this. tmp_path is too long for the names of sockets.
     with tempfile.TemporaryDirectory() as scratch:
-        # Of other packages' warnings ours is not the place to hear.
-        warnings = ("-W", "ignore", "-W", "error::ResourceWarning")
         env = programs.environment(TMPDIR=scratch)
-        result = programs.run(*warnings, path, cwd=tmp_path, env=env)
+        result: Any
+        if server is None:
+            result = programs.run(*WARNINGS, path, cwd=tmp_path, env=env)
+        else:
+            result = server.run(path, tmp_path, env)
     assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout
+    return str(result.stdout)
 
 
 def skip_without_packages(program: Program) -> None:
@@ -118,9 +132,9 @@ IMPORTED = "import multiprocessing\n\nmultiprocessing.set_start_method('forkserv
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_program_runs(program: Program, tmp_path: Path) -> None:
+def test_program_runs(program: Program, tmp_path: Path, server: forked_programs.Server) -> None:
     skip_without_packages(program)
-    printed = run(program.source, tmp_path)
+    printed = run(program.source, tmp_path, server)
     # A program that prints the statistics shows the speed.
     assert "print(batches.stats())" not in program.source or "examples/s" in printed
 
