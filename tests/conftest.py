@@ -138,7 +138,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # First those that fork most: a fork takes longer the more memory pytest holds, and that grows
     # with each test, to twice as much.
     # By path then: workers collect in different orders, and have to have one.
-    items.sort(key=lambda item: ("process" not in item.path.parts, item.path))
+    items.sort(key=lambda item: ("/process/" not in str(item.path), str(item.path)))
     on_gpu = [(item, mark) for item in items if (mark := item.get_closest_marker("gpu"))]
     if config.getoption("--rehearse-gpu"):
         for item, mark in on_gpu:
