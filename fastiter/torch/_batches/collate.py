@@ -355,7 +355,7 @@ def _room(n_rows: int, row: torch.Tensor, take_memory: Callable[[int], Any] | No
 def room_for(n_rows: int, column: torch.Tensor) -> torch.Tensor | None:
     """Memory for a batch of rows of an ordinary tensor, as that of `stack_again`; None: torch's
     own."""
-    is_large = column.nbytes >= _LARGE_ROW * len(column) and not column.is_complex()
+    is_large = column.nbytes >= _LARGE_ROW * column.shape[0] and not column.is_complex()
     return _room(n_rows, column[0], empty_bytes) if is_large else None
 
 
