@@ -14,6 +14,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from steps import at_step
+
 import fastiter
 
 PACKAGE = str(Path(fastiter.__file__).parent)
@@ -64,33 +66,13 @@ class Interrupts:
         return self
 
 
-@contextlib.contextmanager
 def interrupt_at(
     function: Callable[..., Any], caller: Callable[..., Any], event: str = "call", number: int = 0
-) -> Iterator[list[int]]:
+) -> contextlib.AbstractContextManager[list[int]]:
     """Have Ctrl-C come when ``caller``, directly or not, calls ``function``, or at the "return": at
     the first one, or that ``number``. Give a list that has an item from then on. A signal: it waits
     where handlers do."""
-    came: list[int] = []
-    left = iter(range(number))
-
-    def trace(frame: FrameType, seen: str, _: Any) -> Any:
-        if frame.f_code is not function.__code__ or came:
-            return None
-        above: FrameType | None = frame
-        while above is not None and above.f_code is not caller.__code__:
-            above = above.f_back
-        if seen == event and above is not None and next(left, None) is None:
-            came.append(1)
-            signal.raise_signal(signal.SIGINT)
-        return trace
-
-    former = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield came
-    finally:
-        sys.settrace(former)
+    return at_step(function, number, lambda: signal.raise_signal(signal.SIGINT), event, caller)
 
 
 def n_interrupts_of(iterator: Iterator[Any], is_over: Callable[[Any], bool], seconds: float) -> int:
