@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -77,14 +78,10 @@ class ConcatConverter(BatchConverter):
         good = rows.good_rows()
         if good is not None and not (good and self.tolerates):
             return 0
-        try:
+        with contextlib.suppress(Exception):  # the parent tries on its heap, and raises, too
             plan = self._plan_for(schema)
-            if plan.rules is None or not plan.is_done_in_place:
-                return 0
-            if rows.pad_fields(plan.rules, good):
+            if plan.rules and plan.is_done_in_place and rows.pad_fields(plan.rules, good):
                 return status.CONVERTED_FIELDS
-        except Exception:
-            pass  # the parent tries on its heap, and raises if that fails too
         return 0
 
     def from_columns(self, lease: Lease) -> Any:

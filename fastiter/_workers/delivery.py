@@ -9,11 +9,13 @@ from fastiter._clib import status
 from fastiter._order.plan import Plan
 from fastiter._ring import row_reader
 from fastiter._ring.lease import Lease
-from fastiter._util.failures import Failure, load, raise_of_handler
+from fastiter._util.failures import Failure, capture, load, raise_of_handler
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.crash_counts import CrashCounts, Exit
 from fastiter._workers.process import Overrun
 from fastiter.errors import DatasetError, DatasetTimeoutError, OverwrittenError, WorkerDiedError
+
+CONVERTED_HERE = "converter, in the parent"  # facts of such a failure
 
 
 def read_irregular(
@@ -37,8 +39,7 @@ def read_irregular(
                 died = crash_error(what, end, plan.label, plan.index_of(row))
                 failures.append(Failure(died, facts, row, is_skippable=True))
             elif code == status.ROW_ERROR:
-                dumped = lease.load(row, status.PACKED_ERROR, True)
-                failures.append(load(dumped, facts, row))
+                failures.append(load(lease.load(row, status.PACKED_ERROR, True), facts, row))
             else:
                 examples[row] = lease.load(row, status.PACKED_EXAMPLE, lease.is_copied)
         except OverwrittenError as error:
@@ -131,4 +132,7 @@ def from_rows(
     indices: Any = plan.indices if plan.keys is None else plan.keys
     if lease.places is not None:  # rows were dropped
         indices = [indices[place] for place in lease.places]
-    return batch_converter.convert(examples, indices)
+    batch = capture(batch_converter.convert, examples, indices)
+    if type(batch) is Failure:
+        batch.facts = CONVERTED_HERE
+    return batch

@@ -21,6 +21,7 @@ from fastiter._stats.autotune import first_workers
 from fastiter._stats.timer import Timer
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure, capture, load, reraise
+from fastiter._workers.delivery import CONVERTED_HERE
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import DatasetError, DatasetTimeoutError, WorkerDiedError, WorkerTraceback
@@ -470,12 +471,14 @@ def _error_of(failure: Failure, plan: Plan) -> Any:
         error.args = (_named(str(error), plan),)
         if isinstance(error, DatasetTimeoutError):
             error.index = None
-    if not isinstance(error.__cause__, WorkerTraceback):
+    is_remote = isinstance(error.__cause__, WorkerTraceback)
+    if not is_remote and failure.facts != CONVERTED_HERE:  # by torch, that is done in the worker
         return error
     where = f"in DataLoader worker process {plan.worker}".removesuffix(" -1")  # several share it
-    wrapper = ExceptionWrapper((failure.kind, error, None), where)
-    facts, _, text = str(error.__cause__).partition("\n")
-    wrapper.exc_msg = f"{text.rstrip()} ({_named(facts, plan)})"
+    wrapper = ExceptionWrapper((failure.kind, error, error.__traceback__), where)
+    if is_remote:
+        facts, _, text = str(error.__cause__).partition("\n")
+        wrapper.exc_msg = f"{text.rstrip()} ({_named(facts, plan)})"
     wrapper.facts = plain_attributes(error)
     return _raised_by(wrapper)
 

@@ -294,8 +294,7 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
                 skips = plan.progress.skips
                 if skips is not before.skips or dropped != before.dropped:
                     before = before._replace(skips=skips, dropped=dropped)
-            found = self._read(plan, before)
-            if found is None:
+            if (found := self._read(plan, before)) is None:
                 plans.deliver()
                 continue
             plan.progress, batch = found

@@ -108,8 +108,7 @@ class Plans(TurnPlanQueue):
             request = Request(None, self.epoch, -1, True, 0, self.shared_seed, None, None)
             state = state._replace(n_asked=worker + 1)
             return Plan(np.array([-1 - worker], np.int64), state, None, request, worker)
-        worker = self._next_worker(state.last_worker)
-        if worker is None:
+        if (worker := self._next_worker(state.last_worker)) is None:
             return Plan(None, state._replace(is_finished=True))
         try:
             number, first, size, keys = self.keys.draw(state.position, state.n_keys)

@@ -255,8 +255,7 @@ class LoaderReports:
             If the loader has no sampler of fastiter's, if the epoch has no such batch, or if a
             state was loaded and the batch is one of those before its cuts have changed.
         """
-        owner = self._owner
-        if owner is None:
+        if (owner := self._owner) is None:
             raise LookupError(
                 "batch_at() needs a sampler of fastiter's, whose batches are known beforehand: "
                 "pass sampler=ShuffleOrderSampler(seed), or another one with a seed"

@@ -125,6 +125,34 @@ def test_misfits_are_named(place, workers):
         list(loader)
 
 
+@pytest.mark.parametrize(
+    ("usual", "odd"),
+    [
+        (torch.zeros(3), torch.zeros(4)),
+        ({"a": torch.zeros(2)}, {"a": torch.zeros(3)}),
+        (torch.zeros(3, dtype=torch.int64), torch.zeros(3)),
+        (torch.zeros(()), 1.0),
+        (1.0, "a"),
+        (1.0, None),
+        ({"a": 1.0, "b": 2}, {"a": 1.0}),
+        ((1.0, 2), (1.0,)),
+        ({"a": 1.0}, (1.0,)),
+    ],
+    ids=["shape", "in a dict", "dtype", "number", "text", "None", "key", "size", "container"],
+)
+def test_errors_of_examples_that_do_not_fit_the_columns_are_torchs(usual, odd):
+    """Such rows are collated in the program's process."""
+    found = []
+    for loader_class in (torch_data.DataLoader, DataLoader):
+        dataset = Dataset(lambda i: odd if i == 43 else usual, 60)
+        with pytest.raises(Exception) as caught:
+            list(loader_class(dataset, 5, num_workers=1))
+        first, second, *_, last = str(caught.value).strip().splitlines()
+        found.append((type(caught.value), first, second, last))
+    assert found[0][:3] == found[1][:3]
+    assert found[0][3].partition(": ")[2] in found[1][3] and "dataset index 43)" in found[1][3]
+
+
 class Unloadable:
     def __reduce__(self):
         return int, ("no number",)

@@ -64,8 +64,7 @@ class DefaultCollate(BatchConverter):
 
     def from_columns(self, lease: Lease) -> Any:
         """The batch, its tensors views of the slot; None if the columns do not hold all of it."""
-        leaves = row_reader.leaves(lease, lease.is_copied, torch.from_numpy)
-        if leaves is None:
+        if (leaves := row_reader.leaves(lease, lease.is_copied, torch.from_numpy)) is None:
             return None
         schema, tree, tuples = self._known
         if lease.schema is not schema:
@@ -339,7 +338,8 @@ def stack(
     first = batch[0]
     if first.is_nested or first.layout is not torch.strided:
         return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-    if any(x.requires_grad or x.is_quantized or not x.is_cpu for x in batch):
+    # `numel` comes first, as in torch's function, for the error of a value that is no tensor.
+    if any(x.numel() < 0 or x.requires_grad or x.is_quantized or not x.is_cpu for x in batch):
         return torch.stack(batch, 0)
     # With the dtype of the first one, which torch's shared output has.
     return torch.stack(batch, 0, out=_room(len(batch), first, take_memory))

@@ -19,12 +19,10 @@ from fastiter._util.concurrency import WeakObjects
 def cuda_driver() -> Any:
     """CUDA's driver, if it can record an event behind all streams of a GPU (12.5 and newer); else
     None."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         driver = ctypes.CDLL("libcuda.so.1")
-        _ = driver.cuCtxRecordEvent
-    except (OSError, AttributeError):
-        return None
-    return driver
+        return driver if driver.cuCtxRecordEvent else None
+    return None
 
 
 class _TorchCuda:
