@@ -132,6 +132,13 @@ def test_streams_and_indices(n_workers):
         assert indices.tolist() == loader.indices == [4 * number + row for row in range(4)]
 
 
+@pytest.mark.parametrize("device", [-1, 128, 2**70])
+def test_a_number_that_no_device_has(device):
+    """torch takes some of them for others."""
+    with pytest.raises(ValueError, match=rf"^device must be at .*, not {device}$"):
+        DataLoader(range(8), 4, device=device)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a GPU")
 @pytest.mark.parametrize("n_workers", [0, 1])
 def test_without_a_gpu_the_first_next_says_so(n_workers):

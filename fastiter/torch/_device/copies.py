@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fastiter._order.plan import Plan, PlanQueue
+from fastiter._util.arguments import checked_int
 from fastiter.interop._wrapped import map_leaves
 from fastiter.torch._worker import Reply
 
@@ -17,6 +18,8 @@ def checked_device(device: Any) -> torch.device | None:
         return device
     if isinstance(device, bool) or not isinstance(device, (int, str)):
         raise TypeError(f"device must be a torch.device, a name or a number, not {device!r:.80}")
+    if isinstance(device, int):
+        checked_int("device", device, minimum=0, maximum=127)  # torch takes more, modulo 256
     try:
         return torch.device(device)
     except RuntimeError as error:
@@ -101,8 +104,7 @@ class DeviceCopies:
             if plan.outcome is not None:
                 self._begin_of(plan, are_collated)
         while sum(plan.outcome is not None for plan in plans.plans) < self._most:
-            plan = executor.ready(plans)
-            if plan is None:
+            if (plan := executor.ready(plans)) is None:
                 return
             self._begin_of(plan, are_collated)
 
