@@ -173,9 +173,8 @@ def _few_shards(stats: IteratorCounts, change: dict[str, int]) -> Diagnosis:
 
 
 def _more_prefetch(stats: IteratorCounts) -> dict[str, int]:
-    if stats.n_prefetch >= _MOST_PREFETCH:
-        return {}
-    return {"n_prefetch": min(max(2 * stats.n_prefetch, 4), _MOST_PREFETCH)}
+    wanted = min(max(2 * stats.n_prefetch, 4), _MOST_PREFETCH)
+    return {"n_prefetch": wanted} if wanted > stats.n_prefetch else {}
 
 
 def _workers_busy(stats: IteratorCounts, steady: float) -> Diagnosis:
@@ -199,7 +198,7 @@ def _workers_busy(stats: IteratorCounts, steady: float) -> Diagnosis:
     ):
         others = "" if are_full else " here, the rest by other programs"
         return _diagnosis(stats, "loader-bound", "CPUs full", used=used, others=others)
-    each = cpu / max(busy, 1e-9)
+    each = (cpu + waited_for_cpu) / max(busy, 1e-9)
     room = stats.cpus if are_threads else stats.cpus - own
     workers = max(_needed(busy, loop, room, each), stats.n_workers + 1)
     change = {"n_threads" if are_threads else "n_processes": workers}
@@ -251,14 +250,9 @@ def summary(stats: IteratorCounts) -> str:
         rows.append(("gathered", f"{stats.gathered_here:,} batches by the caller"))
     rows += [("changed", change) for change in stats.changes]
     lines = [head]
+    wrapper = textwrap.TextWrapper(_COLUMNS, subsequent_indent=" " * 13, break_long_words=False)
     for name, text in rows:
-        lines += textwrap.wrap(
-            text,
-            _COLUMNS,
-            initial_indent=f"  {name:<9}  ",
-            subsequent_indent=" " * 13,
-            break_long_words=False,
-        )
+        lines += wrapper.wrap(f"  {name:<9}  {text}")
     if stats.workers:
         lines.append("  worker     pid       rows   busy   idle  fetch  write finish")
     for worker in stats.workers:

@@ -57,10 +57,9 @@ class CacheStats(NamedTuple):
         return self.hits * self.fetch_seconds / max(1, self.misses)
 
     def __str__(self) -> str:
-        saved, unit = self.seconds_saved, "s"
-        if saved >= 3600:
-            saved, unit = saved / 3600, "h"
+        seconds = self.seconds_saved
+        saved = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.1f} s"
         return (
             f"{self.rows:,} of {self.length:,} rows, {self.bytes / 1e9:.1f} GB of "
-            f"{self.limit / 1e9:.1f} GB, {100 * self.hit_rate:.0f} % hits, {saved:.1f} {unit} saved"
+            f"{self.limit / 1e9:.1f} GB, {100 * self.hit_rate:.0f} % hits, {saved} saved"
         )

@@ -117,8 +117,7 @@ class IteratorStats(IteratorCounts):
         """One line that says how fast it is and what limits it, and a table below it."""
         return bottleneck.summary(self)
 
-    def __str__(self) -> str:
-        return self.summary()
+    __str__ = summary
 
     @classmethod
     def of(

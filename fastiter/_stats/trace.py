@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -113,5 +114,12 @@ class Trace:
         content = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
         import json
 
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(json.dumps(content))
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(json.dumps(content))
+        except OSError as error:
+            if error.filename is None:  # of the write: viewers open a part of a trace, too
+                error.filename = os.fspath(path)
+                with contextlib.suppress(OSError):
+                    os.truncate(path, 0)
+            raise

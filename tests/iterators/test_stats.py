@@ -389,6 +389,7 @@ def test_no_more_workers_than_cpus_for_those_that_compute():
     stats = figures(cpu=9.8)
     assert stats.change == {"n_processes": 4}
     assert figures(cpu=9.8, cpu_seconds=10.0).change == {"n_processes": 3}  # the loop computes, too
+    assert figures(cpu=2.0, in_line=1.8, cpus=1.0).change == {"n_processes": 3}  # on a busy machine
 
 
 def test_says_that_the_cpus_are_full():

@@ -7,6 +7,8 @@ import copy
 import itertools
 import json
 import os
+import re
+import resource
 import time
 
 import numpy as np
@@ -217,6 +219,19 @@ def test_is_saved_although_an_exception_leaves_the_block(tmp_path):
         raise ValueError("mine")
     with open(path, encoding="utf-8") as file:
         assert spans(json.load(file)["traceEvents"], "fetch")
+
+
+def test_a_disk_that_is_full_leaves_no_part_of_a_trace(tmp_path):
+    path = tmp_path / "trace.json"
+    iterator = serial()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match=re.escape(str(path))), iterator.trace(path):
+            next(iterator)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b""
 
 
 def test_a_replaced_worker_goes_on_recording():
