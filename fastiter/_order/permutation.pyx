@@ -71,7 +71,7 @@ def permutation(random_state, n):
     return order
 
 
-cdef object entropy_of(object seed):
+cdef object entropy_of(object seed, str name):
     """The 32-bit words, lowest first, that SeedSequence makes of ints."""
     try:
         values = [operator.index(seed)]
@@ -81,31 +81,31 @@ cdef object entropy_of(object seed):
         # Not in one tuple: Cython goes on, an exception set, if the check of a base class raises.
         if not ordered or isinstance(seed, (str, bytes)) or isinstance(seed, Mapping):
             raise TypeError(
-                "seed must be an int, a numpy.random.SeedSequence or a sequence of ints, not "
+                f"{name} must be an int, a numpy.random.SeedSequence or a sequence of ints, not "
                 f"{type(seed).__qualname__}"
             ) from None
         values = list(seed)
     if not values:
-        raise ValueError("seed must hold at least one int, but is an empty sequence")
+        raise ValueError(f"{name} must hold at least one int, but is an empty sequence")
     words = bytearray()
     for value in values:
         try:
             value = operator.index(value)
         except TypeError:
             raise TypeError(
-                f"seed must be of ints, but holds a {type(value).__qualname__}: {value!r}"
+                f"{name} must be of ints, but holds a {type(value).__qualname__}: {value!r}"
             ) from None
         if value < 0:
-            raise ValueError(f"seed must not be negative, but is or holds {value}")
+            raise ValueError(f"{name} must not be negative, but is or holds {value}")
         words += value.to_bytes(max(1, -(-value.bit_length() // 32)) * 4, "little")
     return np.frombuffer(words, "<u4").astype(np.uint32)
 
 
-def seed_words(seed):
+def seed_words(seed, name="seed"):
     """128 bits of a seed as two 64-bit words: ``SeedSequence(seed).generate_state(2, uint64)``.
 
     ``seed`` is an int of any size that is not negative, a sequence of such ints (at least one), or
-    a `numpy.random.SeedSequence`; anything else raises TypeError or ValueError.
+    a `numpy.random.SeedSequence`; anything else raises TypeError or ValueError, which give ``name``.
     """
     cdef fi_seed made
     cdef uint32_t[2] low
@@ -120,7 +120,7 @@ def seed_words(seed):
     if isinstance(seed, np.random.SeedSequence):
         first, second = seed.generate_state(2, np.uint64)
         return int(first), int(second)
-    entropy = np.ascontiguousarray(entropy_of(seed), dtype=np.uint32)
+    entropy = np.ascontiguousarray(entropy_of(seed, name), dtype=np.uint32)
     fi_seed_from_entropy(
         &made, <uint32_t *>cnp.PyArray_DATA(entropy), cnp.PyArray_SIZE(entropy))
     return made.words[0], made.words[1]

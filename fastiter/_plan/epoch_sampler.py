@@ -215,12 +215,12 @@ class EpochSampler(ABC):
         return order
 
 
-def words_of(seed: Any) -> Key:
-    """The two numbers that stand for a seed."""
+def words_of(seed: Any, name: str = "seed") -> Key:
+    """The two numbers that stand for a seed, the argument ``name`` of a caller."""
     # Here, since it imports numpy.random, which takes a while.
     from fastiter._order import permutation
 
-    return permutation.seed_words(seed)
+    return permutation.seed_words(seed, name)
 
 
 def gives_batches(sampler: EpochSampler) -> str:

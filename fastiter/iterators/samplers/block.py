@@ -63,9 +63,9 @@ class BlockShuffleOrderSampler(EpochSampler, OrderSampler):
     def arguments(self) -> tuple[Any, ...]:
         if self._ends is None:
             return self._block_size, self._window
-        import hashlib  # loads OpenSSL
+        from hashlib import blake2b  # loads OpenSSL
 
-        return hashlib.blake2b(self._ends.tobytes(), digest_size=16).hexdigest(), self._window
+        return blake2b(self._ends.astype("<i8").data, digest_size=16).hexdigest(), self._window
 
     def epoch(self, number: int, n_examples: int, cuttings: Sequence[Any] = ()) -> Epoch:
         assert self.seed is not None

@@ -75,7 +75,7 @@ class ShuffleOrderSampler(EpochSampler, OrderSampler):
     def __init__(self, random_state: Any = None) -> None:
         self._random_state: Any = None
         if _is_seed(random_state):
-            self.seed = words_of(random_state)
+            self.seed = words_of(random_state, "random_state")
             self._buffers = OrderBuffers()
             return
         if random_state is None:
