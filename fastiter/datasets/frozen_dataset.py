@@ -120,4 +120,6 @@ def _of_frame(column: Any) -> Any:
         return column.to_list()
     if getattr(column, "hasnans", False) and not isinstance(column.dtype, np.dtype):  # of pandas
         return column.to_numpy(object)
-    return column.to_numpy()
+    dtype = getattr(getattr(column, "dtype", None), "numpy_dtype", np.dtype(object))
+    # pandas before 2.2 would choose object.
+    return column.to_numpy(dtype) if dtype.kind in "biuf" else column.to_numpy()

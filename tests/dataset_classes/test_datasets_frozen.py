@@ -312,6 +312,14 @@ def test_integers_of_pandas_with_nulls(dtype):
     check(FrozenDataset(column[::2]), [np.int64(2**60 + 1), np.int64(3)])
 
 
+@pytest.mark.parametrize("dtype", ["Int64", "UInt8", "Float32", "boolean"])
+def test_nullable_columns_of_pandas_without_nulls(dtype):
+    """pandas before 2.2 makes arrays of Python's objects of them."""
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    column = pandas.Series([1, 0, 1], dtype=dtype)
+    check(FrozenDataset(column), list(np.array([1, 0, 1], column.dtype.numpy_dtype)))
+
+
 def test_other_datasets_are_frozen_too():
     dataset = datasets.TupleDataset(["a", "b"], np.arange(2))
     check(FrozenDataset(dataset), [("a", np.int64(0)), ("b", np.int64(1))])
