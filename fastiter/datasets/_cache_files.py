@@ -117,12 +117,9 @@ def _opened(
         raise ValueError(f"the cache {path} {found}, and it is read-only")
     # The process that has this lock, and finds the same file again, replaces it. Processes that use
     # the file have another lock.
-    with (
-        FileLocks(fd, ALL_ROWS + 1, "replacing a cache").alone(
-            ALL_ROWS, f"its turn to replace {path}"
-        ),
-        contextlib.suppress(FileNotFoundError),
-    ):
+    locks = FileLocks(fd, ALL_ROWS + 1, "replacing a cache")
+    turn = locks.alone(ALL_ROWS, f"its turn to replace {path}")
+    with turn, contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.stat(path), os.fstat(fd)):
             if os.fstat(fd).st_size > 0:
                 warn_caller(f"the cache {path} {found}: it is made anew")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing.connection
 from typing import Any
@@ -84,12 +85,10 @@ def _fill_rows(cache: Any, rows: Any) -> None:
         part = cache.missing(rows[first : first + step])
         if cache.is_full:
             return
-        try:
+        with contextlib.suppress(Exception):  # which rows fail is found one by one
             if many is not None and len(part) > 1:
-                many(part)
+                cache._fetched(cache._opened(), part, is_trial=True)
                 continue
-        except Exception:
-            pass  # which rows fail is found one by one
         for row in part:
             try:
                 cache.get_example(row)

@@ -199,8 +199,7 @@ class CachedDataset(Closing, BatchedWrapper):
 
     def _stored(self, table: CacheTable, row: int) -> tuple[Any] | None:
         """The example of a row, in a tuple; None if it has to be fetched."""
-        found = table.read(row, not self._copies)
-        if found is None:
+        if (found := table.read(row, not self._copies)) is None:
             return None
         word, content = found
         try:
@@ -239,13 +238,15 @@ class CachedDataset(Closing, BatchedWrapper):
         assert self._table is not None
         self._trusted = self._table.stamp
 
-    def _fetched(self, table: CacheTable, rows: list[int], is_single: bool = False) -> list[Any]:
+    def _fetched(
+        self, table: CacheTable, rows: list[int], is_single: bool = False, is_trial: bool = False
+    ) -> list[Any]:
         """The examples of rows that are not stored, by one call of the dataset; stores them."""
         began = time.perf_counter()
         try:
             examples = [self.dataset[rows[0]]] if is_single else fetch(self.dataset, list(rows))
         except BaseException:
-            for _ in rows:
+            for _ in () if is_trial else rows:  # which are fetched again
                 table.count_miss(True, False, (time.perf_counter() - began) / len(rows))
             raise
         seconds = (time.perf_counter() - began) / len(rows)
@@ -316,8 +317,7 @@ class CachedDataset(Closing, BatchedWrapper):
 
     def missing(self, rows: npt.NDArray[np.int64]) -> list[int]:
         """Rows, of the given int64 (n,), that are not stored."""
-        found: list[int] = rows[~self._opened().present()[rows]].tolist()
-        return found
+        return rows[~self._opened().present()[rows]].tolist()  # type: ignore[no-any-return]
 
     def clear(self) -> None:
         """Empty the cache, in all processes, and give its memory or disk space back. A row that is

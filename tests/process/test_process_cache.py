@@ -296,9 +296,15 @@ if __name__ == "__main__":
     assert run_script(tmp_path, source) == (0, "3 1\n", "")
 
 
+class ManyRows(Rows):
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+@pytest.mark.parametrize("rows", [Rows, ManyRows])
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_fill_fetches_each_row_once(kind, tmp_path, caplog):
-    cached = fastiter.cache(Rows(fail=(7,)), **place_of(kind, tmp_path))
+def test_fill_fetches_each_row_once(kind, rows, tmp_path, caplog):
+    cached = fastiter.cache(rows(fail=(7,)), **place_of(kind, tmp_path))
     stats = cached.fill(2, progress=False)
     assert (stats.rows, stats.misses, stats.failed, stats.lost) == (N - 1, N, 1, 0)
     again = cached.fill(2, progress=False)
