@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -29,14 +30,14 @@ class Paths(list[str]):
 def checked_paths(source: Any) -> Paths:
     """The files that paths, patterns and folders name; FileNotFoundError if one names none, and
     ValueError if two name the same file, or a folder is more than one table."""
-    given = [source] if isinstance(source, (str, os.PathLike)) else source
+    given = [source] if isinstance(source, (str, bytes, os.PathLike)) else source
     paths: list[str] = []
     for path in given:
-        if not isinstance(path, (str, os.PathLike)):
+        if not isinstance(path, (str, bytes, os.PathLike)):
             raise TypeError(
                 f"source must be a table, or paths of files, not a list with {path!r:.80}"
             )
-        text = os.fspath(path)
+        text = os.fsdecode(path)
         found = [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
         if os.path.isdir(text):
             found = _files_in(text)
@@ -116,9 +117,7 @@ def _saved_files(folder: str, saved: list[Any]) -> list[str]:
 
 def _json(path: str) -> dict[str, Any]:
     """Content of a JSON file; empty if there is no such file."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        if isinstance(found := json.load(file), dict):
+            return found
+    return {}

@@ -26,6 +26,8 @@ def held(source: Any) -> Any:
     """A source that can be read again and pickled: for a stream, its table."""
     if isinstance(source, loaded("pandas", "DataFrame")):
         return _of_pandas(source)
+    if hasattr(source, "to_frame"):  # of pandas and Polars: one column
+        raise TypeError(f"source is a {type(source).__qualname__}, no table: pass its to_frame()")
     if not hasattr(source, "__arrow_c_stream__"):
         return source
     pa: Any = imported("pyarrow")

@@ -99,7 +99,7 @@ class ArrowDataset(BatchedDataset):
         decode: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
         checked_choice("nulls", nulls, _NULLS)
-        if isinstance(source, (str, os.PathLike, list, tuple)):
+        if isinstance(source, (str, bytes, os.PathLike, list, tuple)):
             source = checked_paths(source)
         self._source = held(source)
         self._names = columns if columns is None or isinstance(columns, str) else list(columns)
@@ -323,7 +323,7 @@ class ArrowDataset(BatchedDataset):
                         f"padding names column {name!r}, whose rows are no lists of numbers: leave "
                         "it out"
                     )
-            padded = {name: padding[name] for name in padding}
+            padded = dict(padding)
         elif self._own is not None or self._decode:
             return padding
         padded = {name: fill for name, fill in padded.items() if fill is not None}
@@ -424,8 +424,7 @@ class ArrowDataset(BatchedDataset):
             return chunked, layout, None, (layout and layout.convert) or _unchanged
         if self._groups is not None:
             chunked = pa.chunked_array([], chunked.type.value_type)
-            layout = arrow_types.layout_of(chunked.type)
-            return chunked, layout, None, _decoded
+            return chunked, arrow_types.layout_of(chunked.type), None, _decoded
         chunked = chunked.unify_dictionaries()
         codes = arrow_types.layout_of(chunked.type.index_type)
         values = arrow_types.layout_of(chunked.type.value_type)

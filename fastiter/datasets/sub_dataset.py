@@ -91,6 +91,8 @@ class SubDataset(BatchedWrapper):
 
 def checked_order(order: Any, size: int) -> Any:
     """Return an order, as an int64 array if it is a list or tuple of integers."""
+    if order is not None and not getattr(order, "ndim", hasattr(order, "__len__")):
+        raise TypeError(f"order must be a sequence of {size} indices or None, not {order!r:.80}")
     if order is not None and len(order) != size:
         raise ValueError(f"order has {len(order)} indices, expected len(dataset) = {size}")
     if isinstance(order, (list, tuple)) and all(isinstance(i, (int, np.integer)) for i in order):

@@ -551,6 +551,8 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ArrowDataset(table, decode={"a": 5})
     with pytest.raises(FileNotFoundError, match="no file"):
         ArrowDataset(tmp_path / "none.arrow")
+    with pytest.raises(FileNotFoundError, match="no file or folder"):
+        ArrowDataset(bytes(tmp_path / "none.arrow"))
     with pytest.raises(TypeError, match="not int"):
         ArrowDataset(3)
     (tmp_path / "text.arrow").write_text("some text")
@@ -834,6 +836,8 @@ def test_a_frame_is_a_table(iterator: Any) -> None:
         (batch,) = batches(part, ITERATORS[iterator], 3, converter=concat_examples)
         np.testing.assert_array_equal(batch["x"], rows["x"][1:])
         assert batch["n"].tolist() == [2, 3, 7]
+    with pytest.raises(TypeError, match=r"^source is a Series, no table: pass its to_frame"):
+        ArrowDataset(frame[frame.columns[0]])
 
 
 class FrameOfAnyLibrary:

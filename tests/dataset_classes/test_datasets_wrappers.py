@@ -398,6 +398,7 @@ def test_in_every_iterator(make, below):
     ("make", "name"),
     [
         (lambda value: datasets.SubDataset(value, 0, 1), "dataset"),
+        (lambda value: datasets.SubDataset("abc", 0, 3, value), "order"),
         (lambda value: datasets.split_dataset(value, 1), "dataset"),
         (lambda value: datasets.split_dataset_random(value, 1), "dataset"),
         (lambda value: datasets.split_dataset_n(value, 1), "dataset"),
