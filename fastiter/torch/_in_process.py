@@ -87,8 +87,7 @@ class WholeBatches:
         else:
             self._keys, seeds, origin = request.keys, request.seeds, request.origin
         try:
-            data = self._gathered(plan)
-            if data is not None:
+            if (data := self._gathered(plan)) is not None:
                 pass
             elif self._is_iterable:
                 data = self._fetched_of_stream(self._keys, plan, origin)

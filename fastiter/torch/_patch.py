@@ -171,8 +171,7 @@ class Record:
 
     def end(self) -> None:
         """The loader is gone; an iterator of it may go on."""
-        going = self.iterations.going()
-        if going is None:
+        if (going := self.iterations.going()) is None:
             self._stats, self.iterations = self.stats(), None
         else:
             weakref.finalize(going, self.end).atexit = False

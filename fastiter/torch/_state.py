@@ -83,8 +83,7 @@ def lack_of(*states: dict[str, Any] | None) -> NotSaved | None:
 
 def refuse_lack(*states: dict[str, Any] | None) -> None:
     """Raise RuntimeError if one of the values is a `NotSaved`."""
-    lack = lack_of(*states)
-    if lack is not None:
+    if (lack := lack_of(*states)) is not None:
         raise RuntimeError(lack.text)
 
 

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -193,3 +194,22 @@ def test_the_name_of_a_function_that_torchs_table_holds(
     )
     rows = torch.arange(160.0).reshape(80, 2)
     assert torch.equal(torch.cat([*loader_class(rows, 4, **workers)]), rows)
+
+
+class Mixed(torch_data.Dataset):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((2,), index), np.full(2, index), np.float32(index), float(index), index
+
+
+@pytest.mark.parametrize("name", ["stack", "tensor", "as_tensor"])
+def test_functions_that_make_tensors(
+    monkeypatch: pytest.MonkeyPatch, workers: Any, name: str
+) -> None:
+    function = getattr(torch, name)
+    monkeypatch.setattr(torch, name, lambda *args, **options: function(*args, **options).neg_())
+    for rows in Mixed(), torch_data.TensorDataset(torch.arange(1.0, 41)):
+        expected = [*torch_data.DataLoader(rows, 4, **workers)]
+        torch.testing.assert_close([*DataLoader(rows, 4, **workers)], expected, rtol=0, atol=0)

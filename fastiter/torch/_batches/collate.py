@@ -163,8 +163,7 @@ def converter_for(
 
     ``tolerates``: whether the other rows of a batch count when some have failed.
     """
-    concat = concat_of(collate_fn)
-    if concat is not None:
+    if (concat := concat_of(collate_fn)) is not None:
         return ConcatConverter(*concat.for_dataset(dataset), tolerates)
     if collate_fn is list or collate_fn is tuple:
         return ExamplesCollate(collate_fn)
@@ -243,10 +242,8 @@ def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | N
 
 def _is_contiguous(value: Any) -> bool:
     """Whether all arrays and tensors of an example lie in memory as columns hold them."""
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_contiguous, value))
-    if isinstance(value, dict):
-        return all(map(_is_contiguous, value.values()))
+    if isinstance(value, (tuple, list, dict)):
+        return all(map(_is_contiguous, value.values() if isinstance(value, dict) else value))
     if isinstance(value, torch.Tensor):
         return bool(value.is_contiguous())
     return not isinstance(value, np.ndarray) or bool(value.flags.c_contiguous)
@@ -274,8 +271,10 @@ def is_default(collate_fn: Any) -> bool:
 
 def has_torchs_table() -> bool:
     """Whether the program has neither changed nor added an entry of torch's table for types that
-    are written into columns, nor the function that reads the table."""
-    return _is_torchs(torch_collate.collate) and not any(
+    are written into columns, nor a function that joins them, or reads the table."""
+    if not (are_built_in() and _is_torchs(torch_collate.collate)):
+        return False
+    return not any(
         issubclass(kind, _COLUMN_TYPES) or any(issubclass(one, kind) for one in _COLUMN_TYPES)
         for kinds, function in torch_collate.default_collate_fn_map.items()
         if function not in _OWN and (function is not _TABLE.get(kinds) or not _is_torchs(function))
@@ -283,9 +282,9 @@ def has_torchs_table() -> bool:
     )
 
 
-def table_now() -> tuple[Any, dict[Any, Any]]:
+def table_now() -> tuple[Any, ...]:
     """All that decides about the result of `default_collate`, to be compared."""
-    return torch_collate.collate, dict(torch_collate.default_collate_fn_map)
+    return torch_collate.collate, torch.stack, dict(torch_collate.default_collate_fn_map)
 
 
 def _are_columns(schema: Schema, kinds: set[int]) -> bool:
@@ -386,6 +385,11 @@ def has_mode() -> bool:
     return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
 
 
+def are_built_in() -> bool:
+    """Whether torch's are the functions by which `default_collate` makes tensors."""
+    return type(torch.stack) is type(torch.as_tensor) is type(torch.tensor) is type(len)
+
+
 _has_warned = False
 
 
@@ -416,7 +420,7 @@ def _join_values(
 ) -> Any:
     """As ``function``, torch's own for arrays or for numbers. It makes a tensor of each array;
     here compiled code fills the result, if all have one type, dtype and shape."""
-    values = None if has_mode() else _plain_values(batch, collate_fn_map)
+    values = None if has_mode() or not are_built_in() else _plain_values(batch, collate_fn_map)
     joined = None if values is None else concat.join_fields(values, None, None, True)[0]
     # The strides of tensors without elements are torch's own.
     if joined is None or not joined.size or joined.dtype not in JOINED_DTYPES:
