@@ -497,10 +497,8 @@ class SamplerKeys:
         return is_stateful(self._sampler) or is_stateful(self._source.iterator)
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "_index_sampler_state": state_if_any(self._sampler),
-            "_sampler_iter_state": state_if_any(self._source.iterator),
-        }
+        owners = self._sampler, self._source.iterator
+        return dict(zip(_STATES, map(state_if_any, owners), strict=True))
 
     def state(self, place: tuple[int, int], pending: list[tuple[int, int, int]]) -> dict[str, Any]:
         """The state from which to go on, if of the batches planned up to a place these were not
@@ -510,7 +508,9 @@ class SamplerKeys:
         end = max(self._end, place)
         while left and left[-1][0] == end[0] - 1:
             end = left.pop()[:2]
-        number, key = min([*(one[:2] for one in left), end, place])
+        number, key = min([*(one[:2] for one in left), end])
+        if key not in self._states:  # the sampler is at the place, or draws its keys again
+            number, key = min((number, key), place)
         self._states = {n: state for n, state in self._states.items() if n >= key}
         return {
             **(self._states[key] if key in self._states else self._state()),

@@ -269,6 +269,29 @@ def test_a_state_has_each_batch_that_was_not_delivered(gate, count, arguments, s
     assert sorted(whole) == list(range(N))
 
 
+def test_a_state_behind_the_last_batch_that_was_missing(gate):
+    """Workers have drawn the sampler to its end by then, which begins its next epoch."""
+
+    def loader_with(**arguments):
+        return loader_of(Held(gate, N - 8), batch_sampler=Sampler(), batch_size=1, **arguments)
+
+    loader = loader_with(prefetch_factor=1)
+    iterator = iter(loader)
+    found = take(iterator, N // 2 - 1)
+    state = loader.state_dict()
+    gate.open()
+    for in_order in (False, True):
+        again = loader_with(in_order=in_order)
+        again.load_state_dict(state)
+        iterator = iter(again)
+        assert sorted(found + take(iterator, 1)) == list(range(N))
+        for workers in (0, 2):
+            last = loader_with(num_workers=workers)
+            last.load_state_dict(again.state_dict())
+            assert [*last] == []
+            assert sorted(item for batch in last for item in items(batch)) == list(range(N))
+
+
 def test_a_state_is_small(gate):
     """However many batches have overtaken others."""
     loader = loader_of(Held(gate))
