@@ -265,11 +265,9 @@ def _named(keys: Any, rows: EpochRows) -> Any:
         return rows.named(keys)
     if isinstance(keys, (int, np.integer)):
         return int(rows.named(np.array(keys)))
-    if type(keys) is not list:
-        return keys
-    if all(type(key) is int for key in keys):
+    if type(keys) is list and all(type(key) is int for key in keys):
         return rows.named(np.array(keys, np.int64)).tolist()
-    return [_named(key, rows) for key in keys]
+    return [_named(key, rows) for key in keys] if type(keys) is list else keys
 
 
 def _numbered(key: Any, rows: EpochRows) -> Any:

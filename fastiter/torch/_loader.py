@@ -478,6 +478,8 @@ persistent_workers, pin_memory_device, in_order
             return _streams.state_of(self)
         self._refuse_moved()
         own, last, loaded = self._own_iterator(), self._last_iteration.state, self._loaded
+        if (own is None or own._finished) and self._owner is not None and self._owner.is_moved:
+            own = last = loaded = None
         state: dict[str, Any]
         if own is not None:
             state = own.state_dict()

@@ -232,6 +232,28 @@ def test_set_epoch(kind):
         loader.set_epoch(-1)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 1, "persistent_workers": True}])
+@pytest.mark.parametrize("kind", ["shuffle", "function"])
+def test_a_state_before_an_epoch_that_set_epoch_has_chosen(kind, arguments):
+    """After a loop, and where the end of one was loaded."""
+    loader, other = loader_of(kind, **arguments), loader_of(kind, **arguments)
+    epochs = [epoch_of(loader) for _ in range(4)]
+    end = loader.state_dict()
+    loader.set_epoch(1)
+    other.load_state_dict(end)
+    other.set_epoch(2)
+    for one, expected in ((loader, epochs[1]), (other, epochs[2])):
+        again = loader_of(kind, **arguments)
+        again.load_state_dict(one.state_dict())
+        assert epoch_of(again) == epoch_of(one) == expected
+        assert epoch_of(again) == epoch_of(one)
+    iterator = iter(loader)
+    assert values(next(iterator)) == epochs[3][0]
+    loader.set_epoch(0)  # of the next loop
+    again.load_state_dict(loader.state_dict())
+    assert epoch_of(again) == epochs[3][1:]
+
+
 def test_other_loaders_have_no_set_epoch():
     assert not hasattr(DataLoader(data(), 4), "set_epoch")
     assert DataLoader(data(), 4).valid is None

@@ -66,9 +66,8 @@ def _has_ranks(sampler: Any, ranks: Mapping[str, Any]) -> bool:
     of another one's sampler and arguments."""
     if not isinstance(sampler, EpochOwner):
         return False
-    rank, num_replicas = ranks_of(ranks["rank"], ranks["num_replicas"])
-    is_same = (rank, num_replicas) == (sampler.rank, sampler.num_replicas)
-    return is_same and ranks["tail"] in ("pad", sampler.tail)
+    given = ranks_of(ranks["rank"], ranks["num_replicas"])
+    return given == (sampler.rank, sampler.num_replicas) and ranks["tail"] in ("pad", sampler.tail)
 
 
 def _is_bare(sampler: Any) -> bool:

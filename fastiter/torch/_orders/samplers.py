@@ -46,6 +46,7 @@ class EpochOwner(Sampler[Any]):
     """Base of `Order` and `Batches`: the epochs of a sampler, and which of them comes next."""
 
     _cuts = False  # whether the sampler gives batches
+    is_moved = False  # whether `set_epoch` has chosen another epoch than the one that came next
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class EpochOwner(Sampler[Any]):
         """
         epoch = checked_int("epoch", epoch, minimum=0)
         if self._loaded is None or epoch != self.epoch:
+            self.is_moved |= epoch != self.epoch
             self.epoch, self._loaded, self._drawn = epoch, None, None
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,13 +157,13 @@ class EpochOwner(Sampler[Any]):
                 f"{self._length()}, packed anew: load the state before the dataset grows, or pack "
                 "by packing='concat'"
             )
-        self.epoch, self._loaded, self._drawn = loaded.number, loaded, None
+        self.epoch, self._loaded, self._drawn, self.is_moved = loaded.number, loaded, None, False
         if loaded.is_finished:
             self.take(loaded.number)
 
     def take(self, number: int) -> None:
         """Note that an iterator has begun with that epoch."""
-        self.epoch, self._loaded, self._drawn = number + 1, None, None
+        self.epoch, self._loaded, self._drawn, self.is_moved = number + 1, None, None, False
 
     def run(self, iteration: Any) -> None:
         """Note the iteration through an epoch whose length is that of `len` meanwhile."""
@@ -245,10 +247,9 @@ class EpochOwner(Sampler[Any]):
 
     def _batches(self) -> Iterator[tuple[DrawnRows, list[int]]]:
         """The batches of the next epoch, whose number is taken with the first of them."""
-        loaded = self._loaded
         planner = self.planner(self.epoch)
-        if loaded is not None:
-            loaded.go_to(planner)
+        if self._loaded is not None:
+            self._loaded.go_to(planner)
         self.take(planner.last_epoch)
         drawn = self._drawn = DrawnRows(planner)
         self.run(drawn)
