@@ -79,9 +79,9 @@ def load(loader: Any, state: dict[str, Any] | Sequence[dict[str, Any]], strict: 
     of another stream, or of a loader without a stream; the loader stays as it is then."""
     loaded = StreamIteration(loader)
     if not isinstance(state, Mapping):
-        if any(other != state[0] for other in state):
-            raise ValueError("the states of the ranks of a StreamDataset differ: pass one of them")
-        state = state[0] if state else {}
+        if not state or any(other != state[0] for other in state):
+            raise ValueError("states of the ranks of a StreamDataset differ, or are none: pass one")
+        state = state[0]
     if state:
         loaded.go_on_from(state, strict)
     loader._iterator = None

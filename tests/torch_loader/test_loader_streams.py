@@ -184,6 +184,8 @@ def test_states_of_ranks_are_equal_and_small():
     loader.load_state_dict(states[:2])
     with pytest.raises(ValueError, match="states of the ranks of a StreamDataset differ"):
         loader.load_state_dict(states)
+    with pytest.raises(ValueError, match="or are none"):
+        loader.load_state_dict([])
     assert loader.state_dict() == states[0]
 
 
