@@ -18,7 +18,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from fastiter._engine.executor import Executor
 from fastiter._engine.loop import Loop
-from fastiter._fetch.dataset_access import tokens_of
+from fastiter._fetch.dataset_access import offered, tokens_of
 from fastiter._order.plan import Plan
 from fastiter._plan.state import Skipped, SkipState
 from fastiter._util.concurrency import renew_in_child
@@ -201,6 +201,10 @@ class LoaderIterator(Loop, torch_dataloader._BaseDataLoaderIter):
             self._skips = self._last_iteration.skips or SkipState()
             sampler = drawn_from(self._index_sampler)
             size = length_of(sampler) if self._owner is None else self._owner.n_examples
+            if sampler is self._index_sampler and self._owner is None and self._auto_collation:
+                # A batch sampler of the program's is not asked for its batches.
+                each = offered(sampler, "batch_size")
+                size = size * each if size and type(each) is int else length_of(self._dataset)
             policy.epoch, policy.size = self.epoch, size or 0
             policy.is_batch, policy.rows = self._auto_collation, self._sampler_iter.rows
             self._stays_in_step = getattr(sampler, "num_replicas", 1) > 1

@@ -147,7 +147,8 @@ persistent_workers, pin_memory_device, in_order
         samplers and ``worker_init_fn`` are raised. See `skipped`.
     skip_limit : int, float or None, optional
         Most examples that an epoch may skip: a number, or a share of the sampler's keys, of one of
-        fastiter's those of all ranks; more are a `SkipLimitError`.
+        fastiter's those of all ranks, of another batch sampler its length times ``batch_size``, or
+        the dataset's examples; more are a `SkipLimitError`.
     dataset_timeout : float, optional
         Seconds that the dataset may take for one example; ``timeout`` limits ``next()``. See
         `MultiprocessIterator` for this and the three after it. With it, or ``hedge``, all workers
@@ -573,10 +574,9 @@ persistent_workers, pin_memory_device, in_order
             load_program_state(self, state)
         self._iterator = self._loaded = None
         self._loaded_record = record
-        self._last_iteration = LastIteration()
+        self._last_iteration = LastIteration(skips if is_begun else None)
         if is_begun:
             self._loaded, self._is_strict = state, strict
-            self._last_iteration.skips = skips
             main, sampler = Resume.of(state).main, drawn_from(self._index_sampler)
             epoch = main["_sampler_epoch"]
             if epoch is not None and epoch_of(sampler) is not None:

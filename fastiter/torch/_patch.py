@@ -380,7 +380,7 @@ class ProgramLoader(_loader.DataLoader, metaclass=abc.ABCMeta):  # type: ignore[
         except Exception as error:
             if _own_names() & keywords.keys():  # of a caller who knows that it is fastiter's
                 raise
-            refused = _reason(error)
+            refused = f"{type(error).__name__}: {error}"
         if refused:
             self.__dict__.pop("_DataLoader__initialized", None)
             _torchs.__init__(self, *arguments, **keywords)  # or its error
@@ -434,7 +434,7 @@ class ProgramLoader(_loader.DataLoader, metaclass=abc.ABCMeta):  # type: ignore[
             except Exception as error:
                 if self._loaded is not None:  # torch's could not go on from there
                     raise
-                refused = _reason(error)
+                refused = f"{type(error).__name__}: {error}"
             generator.set_state(drawn)
         made = _torchs._get_iterator(self)  # or its error
         if record is None:
@@ -500,10 +500,6 @@ def _first_argument(frame: Any) -> Any:
 def _own_names() -> set[str]:
     ours = inspect.signature(_loader.DataLoader.__init__).parameters.keys()
     return ours - inspect.signature(_torchs.__init__).parameters.keys()
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 _patches = _Patches()

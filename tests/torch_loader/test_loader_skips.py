@@ -186,6 +186,20 @@ def test_the_limit_counts_an_epoch(limit, num_workers):
     assert sum(len(labels_of(batch)) for _ in range(3) for batch in fine) == 3 * (N - 1)
 
 
+class Parts(list):
+    batch_size = 4
+
+
+@pytest.mark.parametrize("kind", [list, Parts])
+def test_a_share_of_what_a_batch_sampler_gives_is_one_of_examples(kind):
+    parts = kind([*range(first, first + 4)] for first in range(0, N, 4))
+    loader = DataLoader(Broken(), batch_sampler=parts, on_error="skip", skip_limit=2 / N)
+    iterator = iter(loader)
+    assert sum(len(labels_of(next(iterator))) for _ in range(3)) == 10
+    with pytest.raises(SkipLimitError, match=f", 2 of {N},"):
+        next(iterator)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_callable_may_raise_the_error(num_workers):
     loader = DataLoader(
