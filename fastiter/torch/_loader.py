@@ -397,10 +397,7 @@ persistent_workers, pin_memory_device, in_order
     def set_epoch(self) -> Callable[[int], None]:
         """As `Order.set_epoch`; only with a sampler of fastiter's."""
         if (owner := self._owner) is None:
-            raise AttributeError(
-                "set_epoch() is that of a loader with a sampler of fastiter's: call it of the "
-                "sampler"
-            )
+            raise AttributeError("set_epoch() needs a sampler of fastiter's: call the sampler's")
         return owner.set_epoch
 
     def _has_state(self) -> bool:
