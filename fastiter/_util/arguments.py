@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 
 
+def wrong_type(name: str, expected: str, value: Any) -> TypeError:
+    kind = type(value).__qualname__
+    return TypeError(f"{name} must be {expected}, not {value!r:.200} of type {kind}")
+
+
 def checked_int(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
     """``value`` as an int from ``minimum`` to ``maximum``; a bool is a TypeError."""
     if isinstance(value, (bool, np.bool_)):
@@ -18,9 +23,7 @@ def checked_int(name: str, value: Any, *, minimum: int = 1, maximum: int | None 
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(
-            f"{name} must be an integer, not {value!r} of type {type(value).__qualname__}"
-        ) from None
+        raise wrong_type(name, "an integer", value) from None
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, not {number}")
     if maximum is not None and number > maximum:
@@ -37,15 +40,10 @@ def checked_seconds(name: str, value: Any) -> float | None:
     """``value`` as seconds above 0. None and infinity mean no limit, which is None."""
     if value is None:
         return None
-    if isinstance(value, (bool, np.bool_, str, bytes)):
-        raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
     try:
-        seconds = float(value)
+        seconds = float("" if isinstance(value, (bool, np.bool_, str, bytes)) else value)
     except (TypeError, ValueError):
-        raise TypeError(
-            f"{name} must be a number of seconds or None, not {value!r} of type "
-            f"{type(value).__qualname__}"
-        ) from None
+        raise wrong_type(name, "a number of seconds or None", value) from None
     if not seconds > 0:
         raise ValueError(f"{name} must be above 0 seconds, not {value!r}; None sets no limit")
     return None if math.isinf(seconds) else seconds
@@ -55,16 +53,14 @@ def checked_flag(name: str, value: Any) -> bool:
     """``value``, a bool or 0 or 1, as a bool."""
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
-    raise TypeError(
-        f"{name} must be True or False, not {value!r} of type {type(value).__qualname__}"
-    )
+    raise wrong_type(name, "True or False", value)
 
 
 def checked_names(name: str, value: Any, known: tuple[str, ...] | None = None) -> tuple[str, ...]:
     """``value``, a sequence of str, none of them twice, as a tuple."""
     if isinstance(value, str):
         raise TypeError(f"{name} must be a list of names, not {value!r}: pass [{value!r}]")
-    names = tuple(value)
+    names = tuple(iterated(name, "a list of names", value))
     for each in names:
         if known is not None and each not in known:
             raise ValueError(f"{name} must be of {', '.join(known)}, not {each!r}")
@@ -78,9 +74,7 @@ def iterated(name: str, expected: str, value: Any) -> Iterator[Any]:
     try:
         return iter(value)
     except TypeError:
-        raise TypeError(
-            f"{name} must be {expected}, not {value!r} of type {type(value).__qualname__}"
-        ) from None
+        raise wrong_type(name, expected, value) from None
 
 
 def checked_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
@@ -99,6 +93,12 @@ def checked_path(name: str, value: Any) -> str:
     try:
         return os.fsdecode(value)
     except TypeError:
-        raise TypeError(
-            f"{name} must be a str or path-like, not {value!r} of type {type(value).__qualname__}"
-        ) from None
+        raise wrong_type(name, "a str or path-like", value) from None
+
+
+def checked_dtype(name: str, value: Any) -> np.dtype[Any]:
+    try:
+        found: np.dtype[Any] = np.dtype(value)
+    except TypeError:
+        raise wrong_type(name, "a dtype of NumPy's", value) from None
+    return found

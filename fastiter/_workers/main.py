@@ -211,8 +211,7 @@ def _run(arguments: WorkerArguments) -> int:
             _seed_torch(digest)  # the dataset may have imported it
         if arguments.number_pipe.fd >= 0:
             end.loaded(arguments.start)
-            number = os.read(arguments.number_pipe.fd, 16)
-            if not number:
+            if not (number := os.read(arguments.number_pipe.fd, 16)):
                 return 0
             os.close(arguments.number_pipe.fd)
             arguments = arguments._replace(number=int(number))

@@ -60,9 +60,9 @@ def open_table(source: Any) -> tuple[Any, Any, list[str]]:
         return table, None, names_of(table)
     if isinstance(source, loaded("datasets", "IterableDataset")):
         raise TypeError(
-            "a datasets.IterableDataset has no rows by number: load it with streaming=False, loop "
-            "over it with fastiter.torch.DataLoader, which takes iterable datasets, or make a "
-            "fastiter.datasets.StreamDataset of its shards"
+            "source is a datasets.IterableDataset, without rows by number: load it with "
+            "streaming=False, loop over it with fastiter.torch.DataLoader, which takes iterable "
+            "datasets, or make a fastiter.datasets.StreamDataset of its shards"
         )
     if isinstance(source, loaded("datasets", "Dataset")):
         return _of_hugging_face(source)
@@ -89,7 +89,7 @@ def unlike_columns(path: str, own: Any, other: str, expected: Any) -> ValueError
 def names_of(table: Any) -> list[str]:
     names = list(table.column_names)
     if len(set(names)) < len(names):
-        raise ValueError(f"columns of one name cannot be fields of a dict: {names!r:.200}")
+        raise ValueError(f"source has columns of one name, and a dict has one: {names!r:.200}")
     return names
 
 
@@ -163,8 +163,7 @@ def parquet_files_of(
         if not own.equals(schema):
             raise unlike_columns(path, own, source[0], schema)
         for number in range(metadata.num_row_groups):
-            n_rows = metadata.row_group(number).num_rows
-            if n_rows:
+            if n_rows := metadata.row_group(number).num_rows:
                 sources.append(row_groups.GroupPlace(path, number))
                 counts.append(n_rows)
     # Schema.empty_table() raises where a tensor has a permutation.

@@ -60,8 +60,7 @@ def _run(cache: Any, rows: Any, n_processes: int, bar: Any) -> None:
             if worker.pid is not None:
                 worker.kill()  # no more than a row that is being stored is lost
                 worker.join()
-    failed = [worker.exitcode for worker in workers if worker.exitcode]
-    if failed:
+    if failed := [worker.exitcode for worker in workers if worker.exitcode]:
         raise RuntimeError(
             f"{len(failed)} of {len(workers)} processes that filled the cache ended with exit code "
             f"{failed[0]}; rows that they have stored stay, and fill() may be called again"

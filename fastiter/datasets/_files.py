@@ -84,8 +84,7 @@ class SharedFile:
         handle = self._handle or self._open_again()
         data = b""
         while len(data) < size:
-            more = os.pread(handle.fd, size - len(data), offset + len(data))
-            if not more:
+            if not (more := os.pread(handle.fd, size - len(data), offset + len(data))):
                 raise OSError(
                     f"{self.name} ends at byte {offset + len(data)}, expected {size} bytes at "
                     f"byte {offset}: it has become shorter since it was opened"

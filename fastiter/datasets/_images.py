@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._util.arguments import iterated
+from fastiter._util.arguments import checked_dtype, iterated
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._packed import Column, pack
 
@@ -51,39 +51,39 @@ def read_image(source: Any, name: str, dtype: Any) -> np.ndarray[Any, Any]:
 def image_dtype(dtype: Any) -> np.dtype[Any]:
     """Return the dtype of images, by default float32; ImportError if they cannot be read."""
     pillow()
-    return np.dtype(np.float32 if dtype is None else dtype)
+    return checked_dtype("dtype", np.float32 if dtype is None else dtype)
 
 
 def listed_paths(paths: Any) -> Column:
     """Pack a list of paths, or the lines of a text file if its name is given."""
-    if not isinstance(paths, (str, os.PathLike)):
+    if not isinstance(paths, (str, bytes, os.PathLike)):
         return pack(list(iterated("paths", f"a list of paths, or {_FILE}", paths)))
     with open(paths) as file:
         lines = [line.strip() for line in file]
     if "" in lines:
-        raise ValueError(f"line {lines.index('') + 1} of {os.fspath(paths)} is empty, not a path")
+        raise ValueError(f"line {lines.index('') + 1} of {os.fsdecode(paths)} is empty, not a path")
     return pack(lines)
 
 
-def listed_pairs(pairs: Any) -> tuple[list[Any], list[Any]]:
+def listed_pairs(pairs: Any, name: str = "pairs") -> tuple[list[Any], list[Any]]:
     """The paths and the labels of a list of (path, label), or of a text file by its name."""
     found: list[tuple[Any, Any]] = []
-    is_file = isinstance(pairs, (str, os.PathLike))
+    is_file = isinstance(pairs, (str, bytes, os.PathLike))
     if is_file:
         with open(pairs) as file:
             listed: Any = file.readlines()
     else:
-        listed = iterated("pairs", f"a list of (path, label), or {_FILE}", pairs)
+        listed = iterated(name, f"a list of (path, label), or {_FILE}", pairs)
     for number, entry in enumerate(listed):
         try:
             path, label = entry.split() if is_file else entry
             found.append((path, int(label) if is_file else label))
         except (TypeError, ValueError):
             raise ValueError(
-                f"line {number + 1} of {os.fspath(pairs)} must be a path and an integer, separated "
-                f"by a space, not {entry.rstrip()!r}"
+                f"line {number + 1} of {os.fsdecode(pairs)} must be a path and an integer, "
+                f"separated by a space, not {entry.rstrip()!r}"
                 if is_file
-                else f"entry {number} of pairs must be (path, label), not {entry!r}"
+                else f"entry {number} of {name} must be (path, label), not {entry!r}"
             ) from None
     return [path for path, _ in found], [label for _, label in found]
 

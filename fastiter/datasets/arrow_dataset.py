@@ -17,7 +17,7 @@ from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
 from fastiter._fetch.file_signs import another_file
 from fastiter._fetch.row_groups import RowGroups
 from fastiter._order import example_context
-from fastiter._util.arguments import checked_choice
+from fastiter._util.arguments import checked_choice, iterated, wrong_type
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import row_at
 from fastiter.datasets._arrow_paths import Paths, checked_paths
@@ -102,9 +102,13 @@ class ArrowDataset(BatchedDataset):
         if isinstance(source, (str, bytes, os.PathLike, list, tuple)):
             source = checked_paths(source)
         self._source = held(source)
-        self._names = columns if columns is None or isinstance(columns, str) else list(columns)
+        if columns is not None and not isinstance(columns, str):
+            columns = list(iterated("columns", "a name or a list of names", columns))
+        self._names = columns
         self._padding = padding
         self._nulls = nulls
+        if not isinstance(decode, Mapping | None):
+            raise wrong_type("decode", "a dict of functions by column", decode)
         self._decode = dict(decode or {})
         #: results of the search for nulls, by column: made once, not by every process
         self._found: dict[str, _Nulls] = {}
@@ -168,8 +172,7 @@ class ArrowDataset(BatchedDataset):
         return None if self._groups is None else self._groups.ends.copy()
 
     def _row_groups(self, files: ParquetFiles) -> RowGroups:
-        memory = self.__dict__.get("_memory")
-        if memory is None:
+        if (memory := self.__dict__.get("_memory")) is None:
             # The second one grows as groups are decoded.
             sizes = row_groups.table_bytes(len(files.ends)), 0
             memory = self._memory = tuple(shared_object.reserve_file(size) for size in sizes)
@@ -196,8 +199,7 @@ class ArrowDataset(BatchedDataset):
                 examples = [self._part_of(example) for example in examples]
         else:
             assert self._plain is not None
-            examples = self._plain.examples(np.array(indices, dtype=np.int64))
-            if examples is None:
+            if (examples := self._plain.examples(np.array(indices, dtype=np.int64))) is None:
                 rows = [row_at(index, len(self)) for index in indices]
                 examples = self._plain.examples(np.array(rows, dtype=np.int64))
         if not self._decode:
@@ -405,8 +407,7 @@ class ArrowDataset(BatchedDataset):
         import pyarrow as pa
 
         if arrays is not None:
-            layout = arrays.layout
-            if layout is None:
+            if (layout := arrays.layout) is None:
                 return chunked, None, None, _unchanged
             key = f"shape of {field.name}"
             if key not in self._sound:

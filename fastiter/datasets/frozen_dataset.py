@@ -77,7 +77,7 @@ def _column_of(data: Any) -> Column:
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):
         names = list(getattr(data, "column_names", data.columns))  # Arrow's columns are arrays
         if len(set(names)) != len(names):
-            raise ValueError(f"the frame has several columns of one name: {names}")
+            raise ValueError(f"data has several columns of one name: {names!r:.200}")
         return _dicts(names, [data[name] for name in names])
     return _packed(data)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from fastiter._util.arguments import checked_path
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._images import image_dtype, listed_paths, read_image
 
@@ -32,7 +33,7 @@ class ImageDataset(DatasetMixin):
     def __init__(self, paths: Any, root: Any = ".", dtype: Any = None) -> None:
         self._dtype = image_dtype(dtype)
         self._paths = listed_paths(paths)
-        self._root = os.path.abspath(root)
+        self._root = os.path.abspath(checked_path("root", root))
 
     def __len__(self) -> int:
         return len(self._paths)

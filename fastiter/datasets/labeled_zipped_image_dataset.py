@@ -34,7 +34,7 @@ class LabeledZippedImageDataset(Closing, LabeledImages):
     def __init__(
         self, zipfilename: Any, labelfilename: Any, dtype: Any = None, label_dtype: Any = np.int32
     ) -> None:
-        names, labels = listed_pairs(labelfilename)
+        names, labels = listed_pairs(labelfilename, "labelfilename")
         super().__init__(labels, label_dtype)
         self._names = pack(names)
         self._images = ZippedImageDataset(zipfilename, dtype)

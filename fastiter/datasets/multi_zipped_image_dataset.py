@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastiter._util.arguments import iterated
 from fastiter._util.context import Closing
 from fastiter.datasets.concatenated_dataset import ConcatenatedDataset
 from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
@@ -23,7 +24,8 @@ class MultiZippedImageDataset(Closing, ConcatenatedDataset):
     """
 
     def __init__(self, zipfilenames: Any, dtype: Any = None) -> None:
-        super().__init__(*(ZippedImageDataset(name, dtype) for name in zipfilenames))
+        names = iterated("zipfilenames", "a sequence of paths", zipfilenames)
+        super().__init__(*(ZippedImageDataset(name, dtype) for name in names))
 
     def close(self) -> None:
         """Close the archives. Later fetches raise ValueError."""

@@ -119,8 +119,7 @@ class _LockedReader:
             self._reader.seek(offset)
             data = b""
             while len(data) < size:
-                more = self._reader.read(size - len(data))
-                if not more:
+                if not (more := self._reader.read(size - len(data))):
                     raise OSError(f"{self.name} ends within an example")
                 data += more
         return data
@@ -132,8 +131,7 @@ class _LockedReader:
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
-        hook = getattr(self._reader, "after_fork", None)
-        if callable(hook):
+        if callable(hook := getattr(self._reader, "after_fork", None)):
             hook()
 
     def __getstate__(self) -> Any:

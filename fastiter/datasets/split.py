@@ -57,7 +57,8 @@ def split_dataset_random(
         Seed of `numpy.random.RandomState`. The same seed gives the same parts as before, and as
         Chainer; None gives other parts each time.
     """
-    return split_dataset(dataset, first_size, _permutation(dataset, seed))
+    size = checked_int("first_size", first_size, minimum=0, maximum=fixed_length(dataset))
+    return split_dataset(dataset, size, _permutation(dataset, seed))
 
 
 def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from fastiter._util.arguments import checked_path
 from fastiter._util.context import Closing
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._files import ZipArchive
@@ -30,7 +31,7 @@ class ZippedImageDataset(Closing, DatasetMixin):
 
     def __init__(self, zipfilename: Any, dtype: Any = None) -> None:
         self._dtype = image_dtype(dtype)
-        self._archive = ZipArchive(zipfilename)
+        self._archive = ZipArchive(checked_path("zipfilename", zipfilename))
 
     def __len__(self) -> int:
         return len(self._archive)
@@ -44,8 +45,7 @@ class ZippedImageDataset(Closing, DatasetMixin):
         been closed.
         """
         if isinstance(i, str):
-            number = self._archive.numbers().get(i, -1)
-            if number < 0:
+            if (number := self._archive.numbers().get(i, -1)) < 0:
                 raise KeyError(f"there is no file {i!r} in {self._archive.file.name}")
         else:
             number = row_at(i, len(self._archive))

@@ -424,8 +424,7 @@ class Helper:
         new = {"address": beat.address, "workers": 0, "rows": 0, "bytes": 0}
         self._nodes.setdefault(beat.node, new)
         self._ask_beat(worker, self._pause)
-        limit = self._job.dataset_timeout
-        if limit is None or beat.seconds <= limit:
+        if (limit := self._job.dataset_timeout) is None or beat.seconds <= limit:
             worker.warnings = 0
         elif self._job.retries:
             end = Overrun(beat.step, beat.seconds, limit, beat.stack)

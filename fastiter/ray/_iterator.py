@@ -11,7 +11,7 @@ import ray
 from fastiter._clib import status
 from fastiter._engine.executor import Executor
 from fastiter._stats.stats import LoaderStats, NodeStats
-from fastiter._util.arguments import checked_int, checked_seconds
+from fastiter._util.arguments import checked_int, checked_seconds, wrong_type
 from fastiter._util.warn import warn_caller
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.main import BatchJob
@@ -136,10 +136,12 @@ class RayIterator(MultiprocessIterator):
             raise TypeError(f"RayIterator has no argument {min(wrong)!r}: see n_workers=, n_local=")
         self._n_workers = checked_auto("n_workers", n_workers, maximum=_MOST_WORKERS)
         self._n_local = checked_int("n_local", n_local, minimum=0, maximum=_MOST_WORKERS)
+        if not isinstance(resources, Mapping | None):
+            raise wrong_type("resources", "a dict of amounts, as {'CPU': 1}", resources)
         self._resources = dict({"CPU": 1} if resources is None else resources)
         if any(type(n) not in (int, float) or n < 0 for n in self._resources.values()):
             raise ValueError(f"resources must be amounts as {{'CPU': 1}}, not {resources!r}")
-        if address is not None and (":" not in address or "://" in address):
+        if address is not None and (":" not in str(address) or "://" in str(address)):
             raise ValueError(f"address must be host:port of the head of a cluster, not {address!r}")
         self._address = address
         self._silence = checked_seconds("silence", silence) or float("inf")
@@ -164,8 +166,7 @@ class RayIterator(MultiprocessIterator):
         raise TypeError("a StreamDataset is read on one machine: use MultiprocessIterator")
 
     def _job(self, converter: BatchConverter | None) -> BatchJob:
-        address = self._address
-        if address is None:
+        if (address := self._address) is None:
             address = ray.get_runtime_context().gcs_address if ray.is_initialized() else "auto"
         return ClusterJob(
             image_of(self._batch_maker.dataset, self._worker_init),

@@ -194,7 +194,7 @@ class TokenDataset(BatchedDataset):
         if not borders and self._method not in ("windows", "concat"):
             raise ValueError(f"borders=False is for windows and packing='concat', not {packing!r}")
         self._arguments: dict[str, Any] = {
-            "stride": checked_optional_int("stride", stride) or length or 1,
+            "stride": checked_optional_int("stride", stride, maximum=1 << 62) or length or 1,
             "window": checked_int("window", window, maximum=_MOST_DOCUMENTS),
             "overlong": overlong,
             "borders": checked_flag("borders", borders),

@@ -92,7 +92,9 @@ class MegatronDataset(BatchedDataset):
             checked_flag("eod_mask_loss", eod_mask_loss),
         )
         if any(self._flags) and eod_token_id is None:
-            raise ValueError("the flags about EOD need eod_token_id=")
+            raise ValueError(
+                "reset_position_ids, reset_attention_mask and eod_mask_loss need eod_token_id="
+            )
         self._pad = checked_int("pad_token_id", pad_token_id, minimum=-(1 << 63))
         self._drop_last = checked_flag("drop_last", drop_last)
         self._fields = checked_names("fields", fields, _FIELDS)

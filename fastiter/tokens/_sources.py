@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fastiter._fetch import arrow_types
 from fastiter._fetch.token_rows import KINDS, TokenSource
-from fastiter._util.arguments import checked_int
+from fastiter._util.arguments import checked_dtype, checked_int
 from fastiter.datasets._arrow_paths import SUFFIXES, Paths, check_once, checked_paths
 from fastiter.datasets._arrow_sources import open_table
 
@@ -114,7 +114,7 @@ def checked_integers(name: str, value: Any, ndim: int = 1) -> Array:
         name = f"{name}={os.fspath(value)!r}"
         try:
             value = np.load(value, mmap_mode="r")
-        except ValueError as error:
+        except (ValueError, EOFError) as error:
             raise ValueError(f"{name} is no array of integers: {error}") from error
     array = np.asarray(value)
     if array.ndim != ndim or (array.dtype.kind not in "iu" and array.size):
@@ -126,7 +126,7 @@ def checked_integers(name: str, value: Any, ndim: int = 1) -> Array:
 
 
 def token_dtype(dtype: Any) -> np.dtype[Any]:
-    found = np.dtype(np.uint16 if dtype is None else dtype)
+    found = checked_dtype("dtype", np.uint16 if dtype is None else dtype)
     if found.name not in KINDS or not found.isnative:
         raise ValueError(f"dtype must be one of {', '.join(KINDS)}, not {found}")
     return found
@@ -137,8 +137,7 @@ def open_bin(path: str, dtype: Any) -> Array:
     with open(path, "rb") as file:
         head = file.read(_LLMC_HEADER)
     magic, version, count = struct.unpack("<3i", head[:12].ljust(12, b"\0"))
-    kind = _LLMC_MAGICS.get(magic)
-    if kind is None:
+    if (kind := _LLMC_MAGICS.get(magic)) is None:
         return mapped(path, token_dtype(dtype))
     if version != 1:
         raise ValueError(
@@ -309,8 +308,7 @@ def _lists_of(table: Any, rows: Any, name: str) -> tuple[list[Array], Documents]
     if dtype is None:
         raise TypeError(f"column {name!r} is of type {kind}, expected lists of numbers")
     for find in (arrow_types.null_rows, arrow_types.null_elements):
-        row = arrow_types.first_row(chunked.chunks, rows, find)
-        if row is not None:
+        if (row := arrow_types.first_row(chunked.chunks, rows, find)) is not None:
             raise ValueError(
                 f"column {name!r} of type {kind} has a null in row {row}: fill it, or leave the row"
                 " out"

@@ -49,10 +49,15 @@ def test_a_dataset_that_does_not_pickle(cluster):
         next(iterator)
 
 
-@pytest.mark.parametrize("address", ["ray://127.0.0.1:1", "127.0.0.1", ""])
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:1", "127.0.0.1", "", 5])
 def test_an_address_that_is_none(address):
     with pytest.raises(ValueError, match="host:port"):
         RayIterator(Slow(), 16, address=address)
+
+
+def test_resources_that_are_none():
+    with pytest.raises(TypeError, match=r"resources must be a dict of amounts, .*, not 5"):
+        RayIterator(Slow(), 16, resources=5)
 
 
 def test_arguments_of_local_workers():

@@ -356,6 +356,26 @@ def test_a_seed_of_parts_that_numpy_does_not_take(seed, error):
             ValueError,
             "entry 1 of pairs must be (path, label), not ('b',)",
         ),
+        (lambda: datasets.ImageDataset([], 5), TypeError, "root must be a str or path-like, not 5"),
+        (lambda: datasets.ImageDataset([], dtype="x"), TypeError, "dtype must be a dtype of NumP"),
+        (lambda: datasets.ZippedImageDataset(5), TypeError, "zipfilename must be a str or path-l"),
+        (
+            lambda: datasets.MultiZippedImageDataset(5),
+            TypeError,
+            "zipfilenames must be a sequence of paths, not 5",
+        ),
+        (
+            lambda: datasets.LabeledZippedImageDataset("a", 5),
+            TypeError,
+            "labelfilename must be a list of (path, label), or the name of a text file",
+        ),
+        (lambda: datasets.ArrowDataset(5, 5), TypeError, "columns must be a name or a list of nam"),
+        (lambda: datasets.ArrowDataset(5, decode=5), TypeError, "decode must be a dict of functi"),
+        (
+            lambda: datasets.split_dataset_random([1, 2], 5),
+            ValueError,
+            "first_size must be at most 2, not 5",
+        ),
         (lambda: multiprocess_reader(None), TypeError, "readers must be a list of callables"),
     ],
 )

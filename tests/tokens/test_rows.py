@@ -347,10 +347,14 @@ def test_a_dataset_is_pickled_and_indexed_like_a_list():
         ({"length": 4, "pad_token_id": 1 << 63}, "pad_token_id must be at most"),
         ({"length": 4, "ignore_index": -(1 << 63) - 1}, "ignore_index must be at least"),
         ({"eos_token_id": 1 << 63}, "eos_token_id must be at most"),
+        ({"length": 4, "stride": 1 << 70}, "stride must be at most"),
+        ({"length": 4, "fields": 5}, "fields must be a list of names, not 5 of type int"),
+        ({"aligned": 1.5}, "aligned must be a list of names, not 1.5 of type float"),
+        ({"dtype": "x"}, "dtype must be a dtype of NumPy's, not 'x'"),
     ],
 )
 def test_wrong_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         TokenDataset([[1, 2], [3]], **arguments)
 
 
